@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every implementation of an operation must satisfy, against the references in float64.
+
+`run` is the implementation, called with the public function's arguments: the extension, the fp32 reference,
+or the CUDA kernels under emulation or on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tests.ops.cases import Arguments
+from vllm_dflash.ops import noise
+from vllm_dflash.ops.reference import context_kv, convolution, rejection, selector
+from vllm_dflash.ops.reference.sampling import softmax_or_zero
+
+Run = Callable[..., object]
+
+# fp32 sums may differ by this much of the largest value; a 16-bit result may differ by one rounding on top.
+FP32 = 1e-5
+ONE_ROUNDING = {torch.float32: 0.0, torch.float64: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def double(arguments: Arguments) -> Arguments:
+    return {
+        k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        for k, v in arguments.items()
+    }
+
+
+def assert_near(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    """Within FP32 of the tensor's largest value, plus one rounding of the result's type for each entry."""
+    if want.numel() == 0:
+        assert got.shape == want.shape
+        return
+    allowed = FP32 * want.abs().max() + ONE_ROUNDING[got.dtype] * want.abs()
+    wrong = (got.double() - want).abs() - allowed
+    assert got.shape == want.shape and not got.isnan().any(), what
+    assert wrong.max() <= 0, f"{what}: off by {float((got.double() - want).abs().max())}"
+
+
+def check_convolution(run: Run, case: Arguments) -> None:
+    got = run(**case)
+    assert got.dtype == case["x"].dtype
+    assert_near(got, convolution.grouped_convolution(**double(case)), "convolution")
+
+
+def check_path(run: Run, case: Arguments) -> None:
+    """Scores near float64's along the path that was taken; each choice is float64's, or within rounding of
+    it."""
+    tokens, scores = run(**case)
+    assert tokens.dtype == torch.int64 and scores.dtype == torch.float32
+    batch, slots, _ = case["candidate_ids"].shape
+    for b in range(batch):
+        last = case["anchors"][b : b + 1]
+        for slot in range(slots):
+            one = {
+                k: v if k in ("predecessor", "successor") else v[b : b + 1] for k, v in double(case).items()
+            } | {"anchors": last}
+            for name in ("candidate_ids", "candidate_logits", "projected"):
+                one[name] = one[name][:, slot : slot + 1]
+            _, want = selector.select_path(**one)
+            got, want = scores[b, slot].double(), want[0, 0]
+            assert torch.equal(got.isfinite(), want.isfinite()), "scores: what is absent must be -inf"
+            finite = want.isfinite()
+            if not finite.any():
+                assert (tokens[b, slot:] == -1).all(), (
+                    "a slot without a finite score is no draft, with all after it"
+                )
+                assert (scores[b, slot:] == -torch.inf).all()
+                break
+            assert_near(scores[b, slot][finite], want[finite], "scores")
+            where = (case["candidate_ids"][b, slot] == tokens[b, slot]).nonzero()
+            assert where.numel() >= 1 and finite[where[0, 0]], "the token must be a present candidate"
+            assert_choice(got, int(where[0, 0]), float(case["temperature"][b]), one, slot + 1)
+            last = tokens[b : b + 1, slot]
+
+
+def assert_choice(scores: torch.Tensor, choice: int, temperature: float, one: Arguments, slot: int) -> None:
+    """The choice follows from the implementation's own scores: first maximum, or inverse CDF."""
+    if temperature == 0:
+        assert choice == int(scores.argmax()), "T = 0 takes the first maximum"
+        return
+    p = softmax_or_zero(scores)
+    u = float(noise.uniform(one["seeds"], one["anchor_positions"], slot, noise.DRAFT))
+    high = float(p[: choice + 1].sum())
+    assert p[choice] > 0 and high - float(p[choice]) - 1e-6 <= u <= high + 1e-6, (
+        "not the inverse CDF's choice"
+    )
+
+
+def check_rejection(run: Run, case: Arguments) -> None:
+    """Equal to float64's decisions; where they differ, the decision must have stood within 1e-5 of the other
+    side."""
+    output, accepted = run(**case)
+    assert output.dtype == torch.int32 and accepted.dtype == torch.int32
+    want, want_accepted = rejection.reject_sparse(**double(case))
+    assert output.shape == want.shape and accepted.shape == want_accepted.shape
+    for b in range(output.shape[0]):
+        differ = (output[b] != want[b]).nonzero()
+        if differ.numel() == 0:
+            assert accepted[b] == want_accepted[b], "accepted drafts"
+            continue
+        first = int(differ[0, 0])
+        assert on_the_edge(case, b, first, int(output[b, first])), (
+            f"request {b}, slot {first + 1}: {output[b].tolist()} instead of {want[b].tolist()}"
+        )
+
+
+def on_the_edge(case: Arguments, b: int, column: int, token: int) -> bool:
+    """Whether float64 takes `token` too, when u moves by 1e-5 (relative to the probability, for
+    acceptance)."""
+    case = double(case)
+    start, end = int(case["cu_drafts"][b]), int(case["cu_drafts"][b + 1])
+    key = case["seeds"][b : b + 1], case["anchor_positions"][b : b + 1]
+    temperature = case["temperature"][b : b + 1]
+    if start + column >= end:
+        p = rejection.target_probabilities(case["logits"], case["bonus_rows"][b : b + 1], temperature)[0]
+        return near_inverse_cdf(p, token, float(noise.uniform(*key, column + 1, noise.BONUS)))
+    n = start + column
+    p = rejection.target_probabilities(case["logits"], case["draft_rows"][n : n + 1], temperature)[0]
+    draft = case["draft_ids"][n : n + 1]
+    q = rejection.proposal(
+        draft, case["candidate_ids"][n : n + 1], case["candidate_scores"][n : n + 1], p.shape[0]
+    )[0]
+    if 0 <= int(draft) < p.shape[0]:
+        bound = float(noise.uniform(*key, column + 1, noise.ACCEPT) * q[int(draft)])
+        if abs(bound - float(p[int(draft)])) <= 1e-5 * max(bound, float(p[int(draft)])):
+            return True
+    residual = (p - q).clamp(min=0)
+    if residual.sum() < 1e-5:  # a rejection of that probability cannot be told from none
+        return True
+    return near_inverse_cdf(
+        residual / residual.sum(), token, float(noise.uniform(*key, column + 1, noise.RECOVER))
+    )
+
+
+def near_inverse_cdf(p: torch.Tensor, token: int, u: float) -> bool:
+    high = float(p[: token + 1].sum())
+    return token >= 0 and float(p[token]) > 0 and high - float(p[token]) - 1e-5 <= u <= high + 1e-5
+
+
+def check_context_rows(run: Run, case: Arguments) -> None:
+    got = run(**case)
+    want = context_kv.context_kv_rows(**double(case))
+    for name, x, y in zip("kv", got, want, strict=True):
+        assert x.dtype == case["kv"].dtype and x.is_contiguous()
+        assert_near(x, y, name)
+
+
+def check_injection(run: Run, case: Arguments, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Written slots near float64's (fp8: equal to torch's conversion of fp32, but for values that rounding
+    moves across a step), all others untouched bit for bit."""
+    before = [x.clone() for x in (*keys, *values)]
+    run(**case, key_caches=keys, value_caches=values)
+    wide = [torch.zeros(x.shape, dtype=torch.float64) for x in before]
+    fp8 = keys[0].dtype == torch.float8_e4m3fn if keys else False
+    scales = (case.get("k_scale", 1.0), case.get("v_scale", 1.0)) if fp8 else (1.0, 1.0)
+    layers = len(keys)
+    context_kv.inject_context_kv(
+        **double({k: v for k, v in case.items() if k not in ("k_scale", "v_scale")}),
+        key_caches=wide[:layers], value_caches=wide[layers:], k_scale=1.0, v_scale=1.0,
+    )  # fmt: skip
+    written = [torch.zeros(x.shape, dtype=torch.uint8) for x in before]
+    mark = double(case) | {"kv": torch.ones_like(case["kv"], dtype=torch.float64), "value_scale": None}
+    ones = {"k_norm": torch.full_like(mark["k_norm"], 2.0), "cos_sin": torch.ones_like(mark["cos_sin"])}
+    ones["cos_sin"][:, ones["cos_sin"].shape[1] // 2 :] = 0.0
+    context_kv.inject_context_kv(
+        **{k: v for k, v in (mark | ones).items() if k not in ("k_scale", "v_scale")},
+        key_caches=written[:layers], value_caches=written[layers:], k_scale=1.0, v_scale=1.0,
+    )  # fmt: skip
+    for i, (new, old, want, touched) in enumerate(zip((*keys, *values), before, wide, written, strict=True)):
+        mask = touched > 0
+        assert torch.equal(bits(new)[~mask], bits(old)[~mask]), "a slot that is not mapped was written"
+        if not mask.any():
+            continue
+        if fp8:
+            assert_fp8(new.view(torch.uint8)[mask], want[mask] / scales[i >= layers])
+        else:
+            assert_near(new[mask], want[mask], "cache")
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def assert_fp8(stored: torch.Tensor, want: torch.Tensor) -> None:
+    """Each number is torch's conversion of one within FP32 of the wanted."""
+    slack = FP32 * want.abs().max()
+    low, high = ((want + d).float().clamp(-448, 448).to(torch.float8_e4m3fn).float() for d in (-slack, slack))
+    number = stored.view(torch.float8_e4m3fn).float()
+    assert ((number >= low) & (number <= high)).all(), "fp8"

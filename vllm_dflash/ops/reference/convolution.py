@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch reference of the grouped dynamic causal depthwise convolution."""
+
+from __future__ import annotations
+
+import torch
+
+
+def grouped_convolution(
+    x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor, block: int
+) -> torch.Tensor:
+    """See vllm_dflash.ops.grouped_convolution. Accumulates in fp32, or in float64 for float64 inputs."""
+    rows, width = x.shape
+    taps, groups = dynamic.shape[1:]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    blocks = x.to(wide).view(-1, block, groups, width // groups)
+    out = torch.zeros_like(blocks)
+    for tap in range(min(taps, block)):
+        weight = base[tap].to(wide).view(groups, -1) + dynamic[:, tap].to(wide).view(-1, block, groups, 1)
+        out[:, tap:] += weight[:, tap:] * blocks[:, : block - tap]
+    return out.view(rows, width).to(x.dtype)
