@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV injection: the target's features become K and V of every draft layer (arXiv 2602.06036, section 4.1)."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+from vllm_dflash import ops
+from vllm_dflash.drafter.layer import DraftAttention
+
+
+class ContextProjection:
+    """c [T, H] -> K = RoPE(RMSNorm_k(W_k c)) and V = W_v c (times the value scale) of all layers, after one GEMM.
+
+    W_k and W_v are the rows that the block's own tokens use, copied once into one [L*2*nkv*hd, H] weight. Quantised
+    layers keep their own weights, which only their own method can read: there it is one GEMM a layer.
+    """
+
+    def __init__(self, layers: Sequence[DraftAttention]) -> None:
+        first = layers[0]
+        self.layers = layers
+        self.shape = (len(layers), 2, first.num_kv_heads, first.head_dim)
+        self.eps = first.k_norm.variance_epsilon
+        self.rotary = first.rotary_emb
+        self.value_scale = first.value_scale
+        self.k_norm = torch.stack([layer.k_norm.weight.data for layer in layers])
+        self.weight: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+        projections = [layer.qkv_proj for layer in layers]
+        if all(isinstance(p.quant_method, UnquantizedLinearMethod) for p in projections):
+            self.weight = torch.cat([p.weight.data[first.q_size :] for p in projections])
+            if projections[0].bias is not None:
+                self.bias = torch.cat([p.bias.data[first.q_size :] for p in projections])
+
+    def __call__(self, features: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """features c [T, H], positions [T] int64 -> (K, V), each [L, T, nkv, hd] in c's dtype."""
+        rows = features.shape[0]
+        if self.weight is not None:
+            kv = F.linear(features, self.weight, self.bias).view(rows, *self.shape)
+        else:
+            one = (rows, *self.shape[1:])
+            kv = torch.stack([a.qkv_proj(features)[:, a.q_size :].reshape(one) for a in self.layers], dim=1)
+        return ops.context_kv_rows(
+            kv,
+            self.k_norm,
+            self.eps,
+            positions,
+            self.rotary.cos_sin_cache,
+            self.rotary.is_neox_style,
+            self.value_scale,
+        )

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter as vLLM loads it: DFlash and DFlash 2 (arXiv 2602.06036; DFlash 2 announcement)."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.utils import get_draft_quant_config
+
+from vllm_dflash import ops
+from vllm_dflash.checkpoint.config import DraftConfig
+from vllm_dflash.checkpoint.load import load_draft
+from vllm_dflash.drafter.context import ContextProjection
+from vllm_dflash.drafter.layer import DraftLayer
+from vllm_dflash.drafter.loading import load_into
+from vllm_dflash.drafter.selector import CandidateSelector
+
+
+@support_torch_compile
+class DraftModel(nn.Module):
+    """Embeddings, layers and norms. `embed_tokens` is absent until the target's is shared, unless shipped."""
+
+    def __init__(
+        self, *, vllm_config: VllmConfig, config: DraftConfig, vocab_size: int, owns_embedding: bool, prefix: str = ""
+    ) -> None:
+        super().__init__()
+        self.config = config
+        dtype = vllm_config.model_config.dtype
+        quant_config = get_draft_quant_config(vllm_config)
+        # Draft layers are numbered after the target's, so that both find their KV cache by layer name.
+        first = vllm_config.model_config.get_total_num_hidden_layers()
+        self.block = 1 + vllm_config.speculative_config.num_speculative_tokens
+        if owns_embedding:
+            self.embed_tokens = VocabParallelEmbedding(
+                vocab_size, config.hidden_size, prefix=f"{prefix}.embed_tokens"
+            )
+        self.register_buffer("mask_embedding", None, persistent=False)
+        self.layers = nn.ModuleList(
+            DraftLayer(vllm_config, config, i, quant_config, f"{prefix}.layers.{first + i}")
+            for i in range(config.num_hidden_layers)
+        )
+        if config.use_aux_hidden_state:
+            self.fc = ReplicatedLinear(
+                config.num_taps * (config.target_hidden_size or config.hidden_size),
+                config.hidden_size,
+                bias=False,
+                params_dtype=dtype,
+                quant_config=quant_config,
+                prefix=f"{prefix}.fc",
+                return_bias=False,
+            )
+        self.hidden_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.is_dflash2:
+            assert config.selector_rank is not None
+            self.candidate_selector = CandidateSelector(
+                config.hidden_size, vocab_size, config.selector_rank, dtype, f"{prefix}.candidate_selector"
+            )
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[rows] -> [rows, H]: the target's embeddings, the mask token's own where the checkpoint ships one."""
+        embeds = self.embed_tokens(input_ids)
+        if self.mask_embedding is not None:
+            is_mask = (input_ids == self.config.mask_token_id).unsqueeze(-1)
+            embeds = torch.where(is_mask, self.mask_embedding, embeds)
+        return embeds * self.config.input_embedding_scale if self.config.input_embedding_scale != 1.0 else embeds
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Block rows [request][1+K]: input_ids, positions [rows] -> final-normed hidden [rows, H]."""
+        hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+        residual = None
+        for layer in self.layers:
+            hidden, residual = layer(positions, hidden, residual, self.block)
+        hidden, _ = self.norm(hidden, residual)
+        return hidden
+
+
+class DFlashDrafter(nn.Module):
+    """What vLLM's loader builds for the architectures DFlashDraftModel and DFlash2DraftModel."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        speculative = vllm_config.speculative_config
+        self.checkpoint = load_draft(speculative.draft_model_config.model, speculative.draft_model_config.revision)
+        self.draft_config = self.checkpoint.config
+        config = self.draft_config
+        self.vocab_size = config.vocab_size or vllm_config.model_config.get_vocab_size()
+        self.has_own_embed_tokens = "embed_tokens.weight" in self.checkpoint.tensors
+        self.has_own_lm_head = "lm_head.weight" in self.checkpoint.tensors
+        self.model = DraftModel(
+            vllm_config=vllm_config,
+            config=config,
+            vocab_size=self.vocab_size,
+            owns_embedding=self.has_own_embed_tokens,
+            prefix=f"{prefix}.model" if prefix else "model",
+        )
+        vocabulary = config.draft_vocab_size or self.vocab_size
+        if self.has_own_lm_head:
+            self.lm_head = ParallelLMHead(
+                vocabulary,
+                config.hidden_size,
+                quant_config=get_draft_quant_config(vllm_config),
+                prefix=f"{prefix}.lm_head" if prefix else "lm_head",
+            )
+        self.d2t: torch.Tensor | None = None
+        if "d2t" in self.checkpoint.tensors:
+            self.d2t = nn.Parameter(torch.zeros(vocabulary, dtype=torch.int64), requires_grad=False)
+        self.logits_processor = LogitsProcessor(
+            vocabulary,
+            scale=config.logit_multiplier,
+            soft_cap=config.softcap,
+        )
+        self.context: ContextProjection | None = None
+
+    @property
+    def has_selector(self) -> bool:
+        return self.draft_config.is_dflash2
+
+    @property
+    def feature_size(self) -> int:
+        """F*Ht, the width of a row of taps."""
+        config = self.draft_config
+        return config.num_taps * (config.target_hidden_size or config.hidden_size)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.model.embed_input_ids(input_ids)
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.model(input_ids, positions, inputs_embeds)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Full draft logits [rows, Vd]: vLLM asks every causal model for it; drafting uses `candidates`."""
+        return self.logits_processor(self.lm_head, hidden)
+
+    def features(self, taps: torch.Tensor) -> torch.Tensor:
+        """taps [T, F*Ht] -> c = RMSNorm_hidden_norm(W_fc . taps) [T, H]; computed once for all layers."""
+        if self.draft_config.use_aux_hidden_state:
+            taps = self.model.fc(taps)
+        return self.model.hidden_norm(taps)
+
+    def context_kv(self, taps: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """taps [T, F*Ht], positions [T] int64 -> context K, V of every layer, each [L, T, nkv, hd]."""
+        assert self.context is not None, "load_weights() prepares the context projection"
+        return self.context(self.features(taps), positions)
+
+    def candidates(self, hidden: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots' hidden [rows, H] -> the `count` best target ids [rows, count] int64 and their logits fp32.
+
+        Logits carry the checkpoint's multiplier and, after it, the soft cap.
+        """
+        ids, logits = self.logits_processor.get_top_k_tokens(self.lm_head, hidden, count)
+        if self.d2t is not None:
+            ids = ids + self.d2t[ids]
+        return ids, logits
+
+    def select(
+        self,
+        hidden: torch.Tensor,
+        candidate_ids: torch.Tensor,
+        candidate_logits: torch.Tensor,
+        anchors: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        anchor_positions: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The path through the candidates [B, K, C] of slots hidden [B, K, H] -> (token_ids [B, K], scores [B, K, C]).
+
+        Without a selector (DFlash) the slots are independent: the same walk with a rank of zero.
+        """
+        if self.has_selector:
+            selector = self.model.candidate_selector
+            projected = selector(hidden)
+            tables = selector.predecessor_codebook, selector.successor_codebook
+        else:
+            projected = hidden.new_empty(*hidden.shape[:2], 0)
+            tables = (hidden.new_empty(self.vocab_size, 0),) * 2
+        return ops.select_path(
+            candidate_ids, candidate_logits, projected, *tables, anchors, temperature, seeds, anchor_positions
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        loaded = load_into(self, weights)
+        if self.checkpoint.mask_embedding is not None:
+            self.model.mask_embedding = self.checkpoint.mask_embedding.to(self.model.norm.weight)
+        self.context = ContextProjection([layer.self_attn for layer in self.model.layers])
+        return loaded

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Applies the seams, and takes them back, in the process at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vllm_dflash.engine import seams
+from vllm_dflash.engine.seams import Seam
+
+_stock: dict[Seam, Any] = {}
+_stock_architectures: dict[str, Any] = {}
+_checked = False
+
+
+def install() -> None:
+    """The "always" seams: two hooks that look at the configuration and do nothing unless it is a DFlash one of ours."""
+    _apply("always")
+
+
+def activate(stage: str) -> None:
+    """Make this process ready for a DFlash engine: stage "config" where it is configured, "worker" in workers too.
+
+    Raises seams.SeamError, before anything is applied, if any seam of any stage does not hold.
+    """
+    global _checked
+    if not _checked:
+        import vllm
+
+        seams.require(Path(vllm.__file__).parent, vllm.__version__)
+        _checked = True
+    _apply("config")
+    _register_architectures()
+    if stage == "worker":
+        _apply("worker")
+
+
+def deactivate() -> None:
+    """Put stock's objects back, for an engine of another kind in the same process.
+
+    Engines that already run are not touched: they hold objects of ours, whose classes derive from stock's.
+    """
+    from vllm import ModelRegistry
+
+    for seam in [seam for seam in _stock if seam.stage != "always"]:
+        owner, name = seams.owner_of(seam)
+        setattr(owner, name, _stock.pop(seam))
+    ModelRegistry.models.update(_stock_architectures)
+    _stock_architectures.clear()
+
+
+def _apply(stage: str) -> None:
+    for seam in seams.SEAMS:
+        if seam.stage != stage or seam.replace is None or seam in _stock:
+            continue
+        owner, name = seams.owner_of(seam)
+        stock = getattr(owner, name, None)
+        if stock is None:
+            import vllm
+
+            seams.require(Path(vllm.__file__).parent, vllm.__version__)
+        _stock[seam] = stock
+        setattr(owner, name, seam.replace(stock))
+
+
+def _register_architectures() -> None:
+    from vllm import ModelRegistry
+
+    for name, target in seams.ARCHITECTURES.items():
+        if name not in _stock_architectures and name in ModelRegistry.models:
+            _stock_architectures[name] = ModelRegistry.models.pop(name)
+            ModelRegistry.register_model(name, target)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what the user wrote to a complete, checked speculative configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.logger import init_logger
+
+from vllm_dflash.checkpoint.catalog import find_draft
+from vllm_dflash.checkpoint.compatibility import TargetFacts, require_compatible
+from vllm_dflash.checkpoint.dialects import is_ours
+from vllm_dflash.checkpoint.load import DraftCheckpoint, load_draft, read_raw_config
+from vllm_dflash.options import ServerOptions, server_options
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: the --speculative-config keys, and the --spec-* flags that stand for some of them."""
+
+    config: dict[str, Any]
+    flags: dict[str, Any]
+    options: ServerOptions
+
+    def get(self, key: str) -> Any:
+        return self.flags.get(key, self.config.get(key))
+
+
+def asked_for(engine_args: Any) -> Request | None:
+    """The user's DFlash request in vLLM's EngineArgs, or None if it is another method or none at all.
+
+    Like stock, a model whose name says dflash means the method where none is given.
+    """
+    given = engine_args.speculative_config
+    config = {key.replace("-", "_"): value for key, value in given.items()} if isinstance(given, dict) else {}
+    flags = {
+        key: value
+        for key, attribute in (("method", "spec_method"), ("model", "spec_model"), ("num_speculative_tokens", "spec_tokens"))
+        if (value := getattr(engine_args, attribute, None)) is not None
+    }
+    request = Request(config, flags, ServerOptions())
+    method, model = request.get("method"), request.get("model")
+    if method != "dflash" and not (method is None and isinstance(model, str) and "dflash" in model.lower()):
+        return None
+    return Request(config, flags, server_options(engine_args.additional_config))
+
+
+def resolve(request: Request, target: Any) -> DraftCheckpoint | None:
+    """The draft checkpoint, checked against the target (vLLM's ModelConfig); None for a kind that stock serves.
+
+    Raises ValueError (CheckpointError) with one clear message on any mismatch, before weights load.
+    """
+    model = request.get("model")
+    if model is None:
+        entry = find_draft(target.model, request.options.catalog)
+        if entry is None:
+            raise ValueError(
+                f"No DFlash drafter is known for {target.model}. Name one with "
+                '"model" in --speculative-config, or add the pair to a catalogue file and name that in '
+                '--additional-config \'{"dflash": {"catalog": "FILE"}}\'.'
+            )
+        model = entry.draft
+        logger.info("DFlash drafter for %s: %s (from the catalogue)", target.model, model)
+    revision = request.get("revision")
+    if not is_ours(read_raw_config(model, revision)):
+        return None
+    draft = load_draft(model, revision)
+    require_compatible(_facts(target), draft, request.get("num_speculative_tokens"))
+    return draft
+
+
+def with_defaults(request: Request, draft: DraftCheckpoint) -> dict[str, Any]:
+    """The --speculative-config that stock is given: what the user wrote, and for the rest what the checkpoint means.
+
+    A key that a flag sets stays out, since stock refuses to be told twice.
+    """
+    defaults = {
+        "method": "dflash",
+        "model": draft.name,
+        "num_speculative_tokens": draft.config.num_draft_tokens,
+        "draft_sample_method": "probabilistic" if draft.config.is_dflash2 else "greedy",
+        # The drafter owns its KV and writes it with the target's: nothing cached is volatile (vllm#54092).
+        "disable_eagle_block_drop": True,
+    }
+    missing = {key: value for key, value in defaults.items() if key not in request.config and key not in request.flags}
+    return {**request.config, **missing}
+
+
+def complete(speculative_config: Any, draft: DraftCheckpoint) -> None:
+    """Give the built SpeculativeConfig the taps and the mask token where stock looks for them, whatever the dialect."""
+    hf_config = speculative_config.draft_model_config.hf_config
+    hf_config.eagle_aux_hidden_state_layer_ids = list(draft.config.aux_layer_ids)
+    hf_config.dflash_config = {
+        **(getattr(hf_config, "dflash_config", None) or {}),
+        "target_layer_ids": list(draft.config.target_layer_ids),
+        "mask_token_id": draft.config.mask_token_id,
+    }
+
+
+def _facts(target: Any) -> TargetFacts:
+    text = target.hf_text_config
+    return TargetFacts(
+        name=target.model,
+        vocab_size=target.get_vocab_size(),
+        hidden_size=target.get_hidden_size(),
+        num_layers=target.get_total_num_hidden_layers(),
+        max_position_embeddings=getattr(text, "max_position_embeddings", None),
+    )

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every point where stock vLLM is extended or leaned on: where it is, what it must look like, what replaces it, why."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_dflash.engine import replacements
+from vllm_dflash.engine.versions import SUPPORTED
+
+Replace = Callable[[Any], Any]
+
+
+class SeamError(RuntimeError):
+    """The installed vLLM does not look as the seams expect."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One name in one module of vLLM.
+
+    parameters: those that the function (or the class's __init__) must take, in this order; extra ones may follow.
+    replace: from stock's object to ours; None where stock's is only used.
+    stage: "always" in every process, "config" where a DFlash configuration is built or used, "worker" in workers.
+    """
+
+    module: str
+    name: str
+    parameters: tuple[str, ...] | None
+    replace: Replace | None
+    stage: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+PROPOSER_BASE = "vllm.v1.spec_decode.llm_base_proposer"
+
+SEAMS = (
+    Seam(
+        "vllm.engine.arg_utils",
+        "EngineArgs.create_speculative_config",
+        ("self", "target_model_config", "target_parallel_config"),
+        replacements.create_speculative_config,
+        "always",
+        "fills in the drafter, K and the sampling method, and checks the pair before weights load",
+    ),
+    Seam(
+        "vllm.v1.worker.worker_base",
+        "WorkerWrapperBase.init_device",
+        ("self",),
+        replacements.init_device,
+        "always",
+        "the first call in a worker that knows the configuration and comes before the model runner is built",
+    ),
+    Seam(
+        "vllm.config.vllm",
+        "VllmConfig._get_v1_model_runner_unsupported_features",
+        ("self",),
+        replacements.v1_unsupported_features,
+        "config",
+        "stock refuses DFlash 2 and mixed windows on V1; the package serves both there",
+    ),
+    Seam(
+        RUNNER,
+        "DFlashProposer",
+        None,
+        replacements.v1_proposer,
+        "worker",
+        "the runner builds its drafter from this name and checks it against this name",
+    ),
+    Seam(
+        RUNNER,
+        "RejectionSampler",
+        None,
+        replacements.v1_rejection_sampler,
+        "worker",
+        "the runner builds its verifier from this name",
+    ),
+    Seam(
+        "vllm.v1.spec_decode.dflash",
+        "DFlashProposer.__init__",
+        ("self", "vllm_config", "device", "runner"),
+        None,
+        "worker",
+        "base class of the V1 proposer",
+    ),
+    Seam(
+        PROPOSER_BASE,
+        "SpecDecodeBaseProposer.propose",
+        (
+            "self", "num_speculative_tokens", "target_token_ids", "target_positions", "target_hidden_states",
+            "next_token_ids", "token_indices_to_sample", "common_attn_metadata", "sampling_metadata",
+            "mm_embed_inputs", "num_rejected_tokens_gpu", "slot_mappings",
+        ),
+        None,
+        "worker",
+        "overridden: what the runner hands to a draft step",
+    ),  # fmt: skip
+    Seam(
+        PROPOSER_BASE,
+        "SpecDecodeBaseProposer._determine_batch_execution_and_padding",
+        ("self", "num_tokens", "use_cudagraphs"),
+        None,
+        "worker",
+        "pads the draft forward to a captured size and keeps data-parallel ranks in step",
+    ),
+    Seam(
+        PROPOSER_BASE,
+        "SpecDecodeBaseProposer.load_model",
+        ("self", "target_model"),
+        None,
+        "worker",
+        "loads the draft model and finds its attention layers",
+    ),
+    Seam(
+        PROPOSER_BASE,
+        "SpecDecodeBaseProposer._maybe_share_embeddings",
+        ("self", "target_language_model"),
+        None,
+        "worker",
+        "overridden: shares the target's embeddings",
+    ),
+    Seam(
+        PROPOSER_BASE,
+        "SpecDecodeBaseProposer._maybe_share_lm_head",
+        ("self", "target_language_model"),
+        None,
+        "worker",
+        "overridden: shares the target's lm_head",
+    ),
+    Seam(
+        PROPOSER_BASE,
+        "SpecDecodeBaseProposer.initialize_attn_backend",
+        ("self", "kv_cache_config", "kernel_block_sizes"),
+        None,
+        "worker",
+        "overridden: draft layers may be in several KV cache groups",
+    ),
+    Seam(
+        "vllm.v1.sample.rejection_sampler",
+        "RejectionSampler.forward",
+        ("self", "metadata", "draft_probs", "logits", "sampling_metadata"),
+        None,
+        "worker",
+        "overridden: verification with a sparse q",
+    ),
+    Seam(
+        "vllm.v1.sample.rejection_sampler",
+        "RejectionSampler.apply_logits_processors",
+        ("self", "logits", "sampling_metadata", "metadata"),
+        None,
+        "worker",
+        "penalties, masks and processors on the rows to verify",
+    ),
+    Seam(
+        "vllm.v1.sample.rejection_sampler",
+        "apply_sampling_constraints",
+        ("logits", "cu_num_draft_tokens", "sampling_metadata"),
+        None,
+        "worker",
+        "temperature, top-k and top-p on the rows to verify",
+    ),
+    Seam(
+        "vllm.v1.worker.utils",
+        "AttentionGroup.build_metadata_for_drafting",
+        ("self", "common_attn_metadata", "draft_index"),
+        None,
+        "worker",
+        "attention metadata of the draft block",
+    ),
+    Seam(
+        "vllm.model_executor.layers.logits_processor",
+        "LogitsProcessor.get_top_k_tokens",
+        ("self", "lm_head", "hidden_states", "k"),
+        None,
+        "worker",
+        "candidates over a vocabulary that is split over ranks",
+    ),
+)
+
+ARCHITECTURES = {name: "vllm_dflash.drafter.model:DFlashDrafter" for name in replacements.ARCHITECTURES}
+
+
+def check(root: Path, seams: Iterable[Seam] = SEAMS) -> dict[Seam, str | None]:
+    """Each seam against the source of a vLLM installation at `root` (the folder `vllm`): None, or what is wrong.
+
+    Reads the source and imports nothing of it, so that a downloaded wheel can be checked too.
+    """
+    trees: dict[str, ast.Module | None] = {}
+    found: dict[Seam, str | None] = {}
+    for seam in seams:
+        if seam.module not in trees:
+            file = root.joinpath(*seam.module.split(".")[1:]).with_suffix(".py")
+            trees[seam.module] = ast.parse(file.read_text()) if file.is_file() else None
+        found[seam] = _problem(seam, trees[seam.module])
+    return found
+
+
+def _problem(seam: Seam, tree: ast.Module | None) -> str | None:
+    if tree is None:
+        return "the module is missing"
+    node: ast.AST | None = tree
+    for part in seam.name.split("."):
+        node = _member(node, part)
+        if node is None:
+            return f"{part} is missing"
+    if seam.parameters is None:
+        return None
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return "it is no function"
+    names = tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args))
+    if names[: len(seam.parameters)] != seam.parameters:
+        return f"it takes ({', '.join(names)}), expected ({', '.join(seam.parameters)})"
+    return None
+
+
+def _member(node: ast.AST | None, name: str) -> ast.AST | None:
+    """A class, function, assignment or import of that name directly in a module's or class's body."""
+    for child in getattr(node, "body", ()):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name == name:
+            return child
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            for alias in child.names:
+                if (alias.asname or alias.name) == name:
+                    return child
+    return None
+
+
+def require(root: Path, version: str) -> None:
+    """Raise SeamError, one clear message, unless every seam holds for this installation."""
+    broken = {seam: problem for seam, problem in check(root).items() if problem}
+    if broken:
+        listed = "".join(f"\n- {seam}: {problem}" for seam, problem in broken.items())
+        raise SeamError(
+            f"vllm-dflash does not fit vLLM {version}: it is written for vLLM {' and '.join(SUPPORTED)}, and these "
+            f"points differ:{listed}\nInstall a supported vLLM, or run stock vLLM by leaving dflash out of "
+            "VLLM_PLUGINS (for example VLLM_PLUGINS='')."
+        )
+
+
+def owner_of(seam: Seam) -> tuple[Any, str]:
+    """The module or class that holds the seam's name, and the last part of that name."""
+    owner: Any = importlib.import_module(seam.module)
+    *path, last = seam.name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    return owner, last

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft layers' KV cache groups on V1: block tables, slots, attention metadata, context writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
+from vllm.v1.worker.utils import AttentionGroup
+
+from vllm_dflash.drafter.model import DFlashDrafter
+
+NO_SLOT = -1
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Draft layers of one KV cache group, backend and causality: they share block table and attention metadata."""
+
+    kv_cache_gid: int
+    block_size: int
+    causal: bool
+    layers: list[int]
+    stock: AttentionGroup
+    slots: torch.Tensor
+
+
+class DraftAttentionGroups:
+    """All draft layers, by group. Layers with and without a window are in different KV cache groups."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        device: torch.device,
+        drafter: DFlashDrafter,
+        kv_cache_config: KVCacheConfig,
+        kernel_block_sizes: list[int] | None,
+        max_rows: int,
+    ) -> None:
+        self.layers = [layer.self_attn for layer in drafter.model.layers]
+        modules = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
+        gid_of = {name: gid for gid, g in enumerate(kv_cache_config.kv_cache_groups) for name in g.layer_names}
+        members: dict[tuple[int, str, bool, int | None], list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            name = layer.attn.layer_name
+            backend = modules[name].get_attn_backend().full_cls_name()
+            window = drafter.draft_config.window(index)
+            members.setdefault((gid_of[name], backend, layer.causal, window), []).append(index)
+        self.groups = []
+        for (gid, _, causal, _), indices in sorted(members.items(), key=lambda item: item[1]):
+            names = [self.layers[i].attn.layer_name for i in indices]
+            spec = kv_cache_config.kv_cache_groups[gid].kv_cache_spec
+            if isinstance(spec, UniformTypeKVCacheSpecs):
+                spec = spec.kv_cache_specs[names[0]]
+            stock = AttentionGroup(modules[names[0]].get_attn_backend(), names, spec, gid)
+            kernel = kernel_block_sizes[gid] if kernel_block_sizes and gid < len(kernel_block_sizes) else None
+            stock.create_metadata_builders(vllm_config, device, kernel_block_size=kernel)
+            slots = torch.full((max_rows,), NO_SLOT, dtype=torch.int64, device=device)
+            self.groups.append(LayerGroup(gid, spec.block_size, causal, indices, stock, slots))
+        self.stock_groups = [group.stock for group in self.groups]
+
+    def block_tables(self, input_batch: Any, cad: CommonAttentionMetadata) -> list[torch.Tensor]:
+        """The block table [B, blocks] of each group; `cad` carries that of the first group."""
+        first = self.groups[0].kv_cache_gid
+        return [
+            cad.block_table_tensor[: cad.num_reqs]
+            if group.kv_cache_gid == first
+            else input_batch.block_table[group.kv_cache_gid].get_device_tensor(cad.num_reqs)
+            for group in self.groups
+        ]
+
+    def write_context(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        positions: torch.Tensor,
+        request_of: torch.Tensor,
+        valid: torch.Tensor | None,
+        tables: list[torch.Tensor],
+    ) -> None:
+        """keys, values [L, T, nkv, hd] of rows at positions [T] of requests [T] into the paged cache, valid rows only."""
+        for group, table in zip(self.groups, tables, strict=True):
+            slots = _slots(table, request_of, positions, group.block_size)
+            if valid is not None:
+                slots = slots.masked_fill(~valid, NO_SLOT)
+            for index in group.layers:
+                attn = self.layers[index].attn
+                attn.impl.do_kv_cache_update(attn, keys[index], values[index], attn.kv_cache, slots)
+
+    def block_metadata(
+        self,
+        context_lens: torch.Tensor,
+        positions: torch.Tensor,
+        tables: list[torch.Tensor],
+        block: int,
+        max_seq_len: int,
+        limit: int,
+        padded_rows: int,
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Attention metadata and slots by layer name for B blocks of `block` rows after context_lens [B] tokens.
+
+        positions [B * block]: rows at or past `limit` own no slot: they write nothing and are seen by nobody.
+        """
+        count, rows = context_lens.shape[0], positions.shape[0]
+        starts = torch.arange(0, rows + 1, block, dtype=torch.int32)
+        request_of = torch.arange(count, device=positions.device).repeat_interleave(block, output_size=rows)
+        seq_lens = (context_lens + block).clamp(max=limit).to(torch.int32)
+        metadata: dict[str, Any] = {}
+        by_layer: dict[str, torch.Tensor] = {}
+        for group, table in zip(self.groups, tables, strict=True):
+            last = table.shape[1] * group.block_size - 1
+            slots = _slots(table, request_of, positions.clamp(max=last), group.block_size)
+            group.slots[:rows].copy_(slots.masked_fill_(positions >= limit, NO_SLOT))
+            group.slots[rows:padded_rows].fill_(NO_SLOT)
+            built = group.stock.build_metadata_for_drafting(
+                CommonAttentionMetadata(
+                    query_start_loc=starts.to(positions.device, non_blocking=True),
+                    query_start_loc_cpu=starts,
+                    seq_lens=seq_lens,
+                    num_reqs=count,
+                    num_actual_tokens=rows,
+                    max_query_len=block,
+                    max_seq_len=max_seq_len + block,
+                    block_table_tensor=table,
+                    slot_mapping=group.slots[:rows],
+                    causal=group.causal,
+                ),
+                draft_index=0,
+            )
+            if not group.causal and getattr(built, "causal", False) is not False:
+                raise ValueError(
+                    f"Attention backend {group.stock.backend.get_name()} ignored the drafter's non-causal blocks. "
+                    'Name one that supports them with "attention_backend" in --speculative-config.'
+                )
+            for index in group.layers:
+                name = self.layers[index].attn.layer_name
+                metadata[name] = built
+                by_layer[name] = group.slots[:padded_rows]
+        return metadata, by_layer
+
+
+def _slots(
+    table: torch.Tensor, request_of: torch.Tensor, positions: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    """Slots [T] int64 of positions [T] of requests [T] in a block table [B, blocks]."""
+    blocks = table[request_of, positions // block_size].to(torch.int64)
+    return blocks * block_size + positions % block_size

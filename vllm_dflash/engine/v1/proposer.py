@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafting on V1: hands the runner's tensors to the SpecDecodeWorker and the drafts back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
+from vllm.logger import init_logger
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.dflash import DFlashProposer
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from vllm_dflash.drafter.model import DFlashDrafter
+from vllm_dflash.engine.seeds import request_seeds
+from vllm_dflash.engine.v1.attention import DraftAttentionGroups
+from vllm_dflash.spec_decode import Anchors, SpecDecodeWorker, VerifyInputs
+
+logger = init_logger(__name__)
+
+# What a DFlash (v1) drafter keeps a slot when it is asked to sample; its checkpoint names no number.
+CANDIDATES_WITHOUT_SELECTOR = 16
+
+
+class Proposer(DFlashProposer):
+    """Stock's proposer to the runner (which checks for that class), the package's worker inside."""
+
+    model: DFlashDrafter
+    worker: SpecDecodeWorker
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any) -> None:
+        super().__init__(vllm_config, device, runner)
+        self.runner = runner
+        rows = self.max_padded_query_tokens
+        # Stock sizes input_ids by max_num_batched_tokens; max_num_seqs * (1 + K) can be more (vllm#53970).
+        self.input_ids = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def load_model(self, target_model: nn.Module) -> None:
+        super().load_model(target_model)
+        config = self.model.draft_config
+        probabilistic = self._enable_probabilistic_draft_probs
+        without_selector = CANDIDATES_WITHOUT_SELECTOR if probabilistic else 1
+        self.worker = SpecDecodeWorker(
+            self.model,
+            config.mask_token_id,
+            self.speculative_config.num_speculative_tokens,
+            config.selector_top_k if config.is_dflash2 else without_selector,
+            probabilistic,
+        )
+        # The runner stops drafting for the whole batch, and so leaves a hole in the draft KV, when one request nears
+        # this length. Here each request has its own limit.
+        self.limit = min(self.max_model_len, config.max_position_embeddings)
+        self.runner.effective_drafter_max_model_len = self.max_model_len + self.worker.drafts + 1
+        self.runner.rejection_sampler.attach(self)
+
+    def _maybe_share_embeddings(self, target_language_model: nn.Module) -> None:
+        if self.model.has_own_embed_tokens:
+            return
+        inner = target_language_model.model
+        self.model.model.embed_tokens = inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embedding
+
+    def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
+        if not self.model.has_own_lm_head:
+            self.model.lm_head = target_language_model.lm_head
+
+    def initialize_attn_backend(
+        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
+    ) -> None:
+        self.attention = DraftAttentionGroups(
+            self.vllm_config, self.device, self.model, kv_cache_config, kernel_block_sizes, self.max_padded_query_tokens
+        )
+        self.draft_attn_groups = self.attention.stock_groups
+        # The runner hands out the attention metadata of one KV cache group: the first of ours.
+        self.kv_cache_gid = self.attention.groups[0].kv_cache_gid
+        self.block_size = self.attention.groups[0].block_size
+
+    def take_last_draft_probs(self) -> None:
+        """Never a dense q."""
+        return None
+
+    @torch.inference_mode()
+    def propose(  # type: ignore[override]
+        self,
+        num_speculative_tokens: int,
+        target_token_ids: torch.Tensor,
+        target_positions: torch.Tensor,
+        target_hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        token_indices_to_sample: torch.Tensor | None,
+        common_attn_metadata: CommonAttentionMetadata,
+        sampling_metadata: SamplingMetadata,
+        mm_embed_inputs: Any = None,
+        num_rejected_tokens_gpu: torch.Tensor | None = None,
+        slot_mappings: Any = None,
+    ) -> torch.Tensor | list[list[int]]:
+        """taps [T, F*Ht] of this step's rows and the next anchors [B] -> drafts [B, K], ragged lists where some lack."""
+        cad = common_attn_metadata
+        request_ids = self.runner.input_batch.req_ids
+        self.worker.forget(set(request_ids), self.runner.requests)
+        positions = target_positions if target_positions.dim() == 1 else target_positions[0]
+        context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
+        context_lens = context_lens.to(torch.int64)
+        tables = self.attention.block_tables(self.runner.input_batch, cad)
+
+        self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
+        drafts = next_token_ids.new_full((len(request_ids), self.worker.drafts), -1, dtype=torch.int64)
+        rows = self._rows_to_draft(len(request_ids))
+        if num_speculative_tokens == 0 or (rows is not None and rows.size == 0):
+            return self._hand_over(drafts[:, :num_speculative_tokens])
+
+        seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
+        temperature = sampling_metadata.temperature
+        anchors = Anchors(
+            request_ids,
+            next_token_ids.to(torch.int64),
+            context_lens,
+            torch.zeros(len(request_ids), device=self.device) if temperature is None else temperature,
+            seeds.to(self.device, non_blocking=True),
+            self.limit,
+        )
+        if rows is not None:
+            at = torch.from_numpy(rows).to(self.device, non_blocking=True)
+            anchors = anchors.select([request_ids[row] for row in rows], at)
+            tables = [table[at] for table in tables]
+        block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad.max_seq_len))
+        if rows is None:
+            drafts = block.token_ids
+        else:
+            drafts[at] = block.token_ids
+        return self._hand_over(drafts[:, :num_speculative_tokens])
+
+    def _rows_to_draft(self, count: int) -> np.ndarray | None:
+        """Rows whose token was sampled; the others are in the midst of their prompt. None: all of them.
+
+        Data-parallel ranks run their forwards in step, so there every rank drafts for all.
+        """
+        unfinished = self.runner.discard_request_mask.np[:count]
+        if not unfinished.any() or self.vllm_config.parallel_config.data_parallel_size > 1:
+            return None
+        return np.flatnonzero(~unfinished)
+
+    def _inject(
+        self,
+        taps: torch.Tensor,
+        positions: torch.Tensor,
+        cad: CommonAttentionMetadata,
+        num_rejected: torch.Tensor | None,
+        tables: list[torch.Tensor],
+    ) -> None:
+        """Write the draft KV of this step's verified rows; rejected rows get slot -1 and write nothing."""
+        rows = taps.shape[0]
+        starts = cad.query_start_loc.to(torch.int64)
+        request_of = torch.repeat_interleave(
+            torch.arange(cad.num_reqs, device=taps.device), torch.diff(starts), output_size=rows
+        )
+        valid = None
+        if num_rejected is not None:
+            row = torch.arange(rows, device=taps.device)
+            valid = row < (starts[1:] - num_rejected)[request_of]
+        keys, values = self.worker.context_kv(taps, positions)
+        self.attention.write_context(keys, values, positions, request_of, valid, tables)
+
+    def _block_forward(self, anchors: Anchors, tables: list[torch.Tensor], max_seq_len: int) -> Any:
+        """The drafter's forward in this batch's attention context."""
+
+        def forward(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            rows = input_ids.shape[0]
+            mode, padded, across_dp = self._determine_batch_execution_and_padding(rows)
+            self.input_ids[:rows].copy_(input_ids)
+            self.positions[:rows].copy_(positions.clamp(max=self.limit - 1))
+            metadata, slots = self.attention.block_metadata(
+                anchors.positions, positions, tables, 1 + self.worker.drafts, max_seq_len, self.limit, padded
+            )
+            with set_forward_context(
+                metadata,
+                self.vllm_config,
+                num_tokens=padded,
+                num_tokens_across_dp=across_dp,
+                cudagraph_runtime_mode=mode,
+                slot_mapping=slots,
+            ):
+                return self.model(self.input_ids[:padded], self.positions[:padded])[:rows]
+
+        return forward
+
+    def _hand_over(self, drafts: torch.Tensor) -> torch.Tensor | list[list[int]]:
+        """Drafts [B, k], -1 where there is none, as the runner takes them.
+
+        The asynchronous scheduler has already planned k tokens a request, so there a missing draft becomes token 0;
+        its row is rejected like any wrong draft.
+        """
+        if self.runner.use_async_scheduling:
+            return drafts.clamp(min=0)
+        if bool((drafts >= 0).all()):
+            return drafts
+        return [[token for token in row if token >= 0] for row in drafts.tolist()]
+
+    def verify_inputs(
+        self,
+        metadata: SpecDecodeMetadata,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+        draft_rows: torch.Tensor,
+        bonus_rows: torch.Tensor,
+        scaled: bool,
+    ) -> VerifyInputs:
+        """The runner's metadata of a verification as the worker takes it. scaled: logits are already over T."""
+        request_ids = self.runner.input_batch.req_ids
+        temperature = sampling_metadata.temperature
+        if temperature is None:
+            temperature = torch.zeros(len(request_ids), device=logits.device)
+        elif scaled:
+            temperature = (temperature > 0).to(torch.float32)
+        counts = metadata.num_draft_tokens
+        cu_drafts = nn.functional.pad(metadata.cu_num_draft_tokens.to(torch.int32), (1, 0))
+        per_request = torch.diff(cu_drafts)
+        anchor_rows = metadata.logits_indices[(metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)]
+        positions = self.runner._get_positions(anchor_rows.to(torch.int64))
+        seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
+        return VerifyInputs(
+            request_ids=request_ids,
+            counts=counts,
+            logits=logits,
+            draft_rows=draft_rows,
+            bonus_rows=bonus_rows,
+            draft_ids=metadata.draft_token_ids.to(torch.int64),
+            cu_drafts=cu_drafts,
+            temperature=temperature,
+            seeds=seeds.to(logits.device, non_blocking=True),
+            anchor_positions=positions if positions.dim() == 1 else positions[0],
+        )
+
+    @torch.inference_mode()
+    def dummy_run(
+        self,
+        num_tokens: int,
+        use_cudagraphs: bool = True,
+        is_graph_capturing: bool = False,
+        slot_mappings: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Context projection and one forward on padding, for profiling, warm-up and graph capture."""
+        rows = min(num_tokens, self.max_query_tokens)
+        mode, padded, across_dp = self._determine_batch_execution_and_padding(rows, use_cudagraphs=use_cudagraphs)
+        weight = self.model.model.norm.weight
+        self.worker.context_kv(
+            torch.zeros(num_tokens, self.model.feature_size, dtype=weight.dtype, device=self.device),
+            torch.zeros(num_tokens, dtype=torch.int64, device=self.device),
+        )
+        names = self._draft_attn_layer_names
+        padding = torch.full((padded,), -1, dtype=torch.int64, device=self.device)
+        with set_forward_context(
+            None,
+            self.vllm_config,
+            num_tokens=padded,
+            num_tokens_across_dp=across_dp,
+            cudagraph_runtime_mode=mode,
+            slot_mapping={name: padding for name in names} if slot_mappings else {},
+        ):
+            self.model(self.input_ids[:padded], self.positions[:padded])

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One speculative step over a batch, with no engine in sight."""
+
+from vllm_dflash.spec_decode.draft_block import DraftBlock
+from vllm_dflash.spec_decode.verification import VerifyInputs, verify
+from vllm_dflash.spec_decode.worker import Anchors, SpecDecodeWorker
+
+__all__ = ["Anchors", "DraftBlock", "SpecDecodeWorker", "VerifyInputs", "verify"]
