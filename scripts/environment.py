@@ -2,8 +2,8 @@
 """Make the virtual environment .venv: vLLM for this machine, the tools, and this package with its native code.
 
 Runs on the standard library alone, by the Python that the environment is made from. A second run does nothing
-when all is in place, builds the package anew when its sources changed, and starts over what an interruption left
-half done. MACHINE=cpu or MACHINE=cuda overrides what is found out about the machine.
+when all is in place, builds the package anew when its sources changed, and starts over what an interruption
+left half done. MACHINE=cpu or MACHINE=cuda overrides what is found out about the machine.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def say(line: str) -> None:
 
 
 def find_machine() -> str:
-    """Which build of vLLM to take: "cuda" where nvidia-smi finds a GPU, else "cpu"; the environment variable MACHINE wins."""
+    """The build of vLLM to take: "cuda" where nvidia-smi finds a GPU, else "cpu"; the variable MACHINE wins."""
     asked = os.environ.get("MACHINE", "")
     if asked not in ("", "cpu", "cuda"):
         raise fail(f"MACHINE is {asked!r}; it may be cpu or cuda.")
@@ -59,7 +59,7 @@ def find_machine() -> str:
 
 
 def fingerprint(*parts: str | Path) -> str:
-    """SHA-256 over strings and the contents of files and folders; a path that is not there counts as empty."""
+    """SHA-256 over strings and the contents of files and folders; a path that is not there is empty."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):

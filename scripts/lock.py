@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print requirements-cpu.lock: exact versions of all that a CPU set-up needs, from the environment that runs this.
+"""Print requirements-cpu.lock: exact versions of all that a CPU set-up needs, from the environment it runs in.
 
 The lock is the closure of pyproject.toml's dependencies and extras over the installed metadata, so it holds no
-left-overs. To move a version: install the new one into a virtual environment, run this with its Python, commit.
+left-overs. To move a version: install the new one into an environment, run this with its Python, commit.
 """
 
 import sys
@@ -26,7 +26,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 
 HEADER = """\
-# Exact versions for a CPU machine, complete: `make setup` installs it with --no-deps. Made by scripts/lock.py.
+# Exact versions for a CPU machine, complete: installed with --no-deps. Made by scripts/lock.py.
 """
 
 

