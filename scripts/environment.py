@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the virtual environment .venv: vLLM for this machine, the tools, and this package with its native code.
+"""Make the virtual environment .venv: vLLM for this machine, the tools, and this package with native code.
 
 Runs on the standard library alone, by the Python that the environment is made from. A second run does nothing
 when all is in place, builds the package anew when its sources changed, and starts over what an interruption
@@ -48,7 +48,7 @@ def say(line: str) -> None:
 
 
 def find_machine() -> str:
-    """The build of vLLM to take: "cuda" where nvidia-smi finds a GPU, else "cpu"; the variable MACHINE wins."""
+    """The build of vLLM to take: "cuda" where nvidia-smi finds a GPU, else "cpu"; MACHINE wins."""
     asked = os.environ.get("MACHINE", "")
     if asked not in ("", "cpu", "cuda"):
         raise fail(f"MACHINE is {asked!r}; it may be cpu or cuda.")

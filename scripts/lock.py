@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print requirements-cpu.lock: exact versions of all that a CPU set-up needs, from the environment it runs in.
+"""Print requirements-cpu.lock: exact versions of all that a CPU set-up needs, as installed where this runs.
 
-The lock is the closure of pyproject.toml's dependencies and extras over the installed metadata, so it holds no
+The lock is the closure of the dependencies and extras in pyproject.toml over the installed metadata, without
 left-overs. To move a version: install the new one into an environment, run this with its Python, commit.
 """
 
