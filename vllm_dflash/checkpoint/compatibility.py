@@ -25,17 +25,17 @@ def check_pair(
     `tensors` are the checkpoint's headers by name; None leaves the weights unchecked.
     `num_speculative_tokens` is the K that is asked for; None means the draft's own.
     """
-    findings = [
-        *_vocabulary(target, draft),
+    findings = _vocabulary(target, draft)
+    if draft.vocab_size is None:
+        draft = draft.model_copy(update={"vocab_size": target.vocab_size})
+    findings += [
         *_taps(target, draft),
         *_widths(target, draft, tensors),
         *_num_speculative_tokens(draft, num_speculative_tokens),
         *_left_out(target, draft),
     ]
     if tensors is not None:
-        findings += check_tensors(
-            draft, tensors, target_hidden_size=target.hidden_size, vocab_size=target.vocab_size
-        )
+        findings += check_tensors(draft, tensors, target_hidden_size=target.hidden_size)
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
 

@@ -37,17 +37,20 @@ def fetch_file(repo_id: str, name: str, revision: str | None) -> Path | None:
         raise _unreachable(repo_id, revision, error) from None
 
 
-def read_hub_tensors(repo_id: str, revision: str, snapshot: Path) -> dict[str, TensorInfo]:
-    """Name to TensorInfo of a hub model's weights: from its cached files in `snapshot`, else by ranged reads.
+def read_hub_tensors(
+    repo_id: str, revision: str, snapshot: Path
+) -> tuple[dict[str, TensorInfo], Path | None]:
+    """(name to TensorInfo of a hub model's weights, `snapshot` if they are cached there).
 
-    Raises CheckpointError, for a pickle in place of safetensors too.
+    Weights that are not cached are not downloaded; ranged reads give their headers. Raises CheckpointError,
+    for a pickle in place of safetensors too.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
-    if any(snapshot.glob("*.safetensors")):
+    if any((snapshot / name).exists() for name in (INDEX_FILE, "model.safetensors")):
         try:
-            return read_folder(snapshot)
+            return read_folder(snapshot), snapshot
         except CheckpointError as error:
             # The cache may hold a part of the shards only; the hub has them all.
             if constants.HF_HUB_OFFLINE or error.finding.code != "missing_file":
@@ -70,11 +73,12 @@ def read_hub_tensors(repo_id: str, revision: str, snapshot: Path) -> dict[str, T
         raise _unreachable(repo_id, revision, error) from None
     if metadata.sharded:
         index_files({"weight_map": dict(metadata.weight_map)})
-    return {
+    tensors = {
         name: TensorInfo(info.dtype, tuple(info.shape), file)
         for file, header in metadata.files_metadata.items()
         for name, info in header.tensors.items()
     }
+    return tensors, None
 
 
 def _file_names(api: Any, repo_id: str, revision: str) -> list[str]:
@@ -118,6 +122,3 @@ def _unreachable(repo_id: str, revision: str | None, error: Exception) -> Checkp
     return CheckpointError(
         "hub", f"The model {repo_id} could not be read from the hub: {type(error).__name__}: {reason}"
     )
-
-
-__all__ = ["INDEX_FILE", "fetch_file", "read_hub_tensors"]

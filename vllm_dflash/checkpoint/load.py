@@ -33,6 +33,7 @@ class DraftCheckpoint:
     config: DraftConfig
     tensors: dict[str, TensorInfo]
     mask_embedding: torch.Tensor | None
+    revision: str | None = None
 
 
 def load_draft(
@@ -49,7 +50,7 @@ def load_draft(
         config = parse_config(raw, num_target_layers=num_target_layers)
         config = _with_separate_quantisation(config, folder / "hf_quant_config.json")
         tensors = read_folder(folder)
-        mask = folder / MASK_EMBEDDING_FILE
+        mask: Path | None = folder / MASK_EMBEDDING_FILE
     else:
         from vllm_dflash.checkpoint.hub import fetch_file, read_hub_tensors
 
@@ -60,18 +61,16 @@ def load_draft(
         config = parse_config(raw, num_target_layers=num_target_layers)
         quant = fetch_file(path_or_id, "hf_quant_config.json", commit)
         config = _with_separate_quantisation(config, quant)
-        tensors = read_hub_tensors(path_or_id, commit, config_path.parent)
-        found = fetch_file(path_or_id, MASK_EMBEDDING_FILE, commit)
-        mask = found if found is not None else config_path.parent / MASK_EMBEDDING_FILE
-        folder = config_path.parent if any(config_path.parent.glob("*.safetensors")) else None
+        tensors, folder = read_hub_tensors(path_or_id, commit, config_path.parent)
+        mask = fetch_file(path_or_id, MASK_EMBEDDING_FILE, commit)
     embedding = None
-    if mask.exists():
+    if mask is not None and mask.exists():
         embedding = read_mask_embedding(
             mask, hidden_size=config.hidden_size, mask_token_id=config.mask_token_id
         )
     if folder is not None and config.reduced_vocabulary and "d2t" in tensors:
         check_d2t(folder, tensors["d2t"], config)
-    return DraftCheckpoint(path_or_id, folder, raw, config, tensors, embedding)
+    return DraftCheckpoint(path_or_id, folder, raw, config, tensors, embedding, revision)
 
 
 def read_draft_config(path_or_id: str, revision: str | None = None) -> dict[str, Any]:

@@ -59,9 +59,12 @@ class TargetFacts(BaseModel):
 
 
 def _levels(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """`raw` and the text configs nested in it, innermost first."""
-    for key in _TEXT_CONFIGS:
-        nested = raw.get(key)
-        if isinstance(nested, Mapping) and nested:
-            return [*_levels(nested), raw]
-    return [raw]
+    """`raw` and the text configs nested in it, innermost first, three levels deep at most."""
+    levels = [raw]
+    for _ in range(3):
+        nested = (levels[0].get(key) for key in _TEXT_CONFIGS)
+        inner = next((value for value in nested if isinstance(value, Mapping) and value), None)
+        if inner is None:
+            break
+        levels.insert(0, inner)
+    return levels
