@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Per-head k-RMSNorm, RoPE, value scale, conversion and scatter of a row of all layers: each input is read once, each
+// output written once. Reference: ops/reference/context_kv.py.
+#pragma once
+#include "../arguments.h"
+#include "vector.h"
+
+namespace dflash {
+namespace {
+
+constexpr int64_t max_head_size = 1024;
+
+// x [size] -> out [size]; cos and sin [rotated / 2]; multiplied by `scale` last.
+template <typename From, typename To>
+VECTOR_FN void key_head(const From* x, To* out, const float* norm, const float* cos, const float* sin, const Context& a,
+                        float scale) {
+  alignas(64) float y[max_head_size];
+  Floats squares{};
+  for (int64_t i = 0; i < a.size; i += lanes) {
+    const Floats value = load(x + i, a.size - i);
+    squares += value * value;
+    store(y + i, value, a.size - i);
+  }
+  const float inverse = scale / __builtin_sqrtf(sum(squares) / float(a.size) + a.eps);
+  const int64_t half = a.rotated / 2;
+  if (a.is_neox) {
+    for (int64_t i = 0; i < half; i += lanes) {
+      const int64_t n = half - i;
+      const Floats c = load(cos + i, n), s = load(sin + i, n);
+      const Floats first = load(y + i, n) * inverse * load(norm + i, n);
+      const Floats second = load(y + half + i, n) * inverse * load(norm + half + i, n);
+      store(out + i, first * c - second * s, n);
+      store(out + half + i, second * c + first * s, n);
+    }
+  } else {
+    for (int64_t i = 0; i < half; ++i) {
+      const float first = y[2 * i] * inverse * norm[2 * i], second = y[2 * i + 1] * inverse * norm[2 * i + 1];
+      y[2 * i] = first * cos[i] - second * sin[i];
+      y[2 * i + 1] = second * cos[i] + first * sin[i];
+    }
+    for (int64_t i = 0; i < a.rotated; i += lanes) store(out + i, load(y + i, a.rotated - i), a.rotated - i);
+  }
+  for (int64_t i = a.rotated; i < a.size; i += lanes)
+    store(out + i, load(y + i, a.size - i) * inverse * load(norm + i, a.size - i), a.size - i);
+}
+
+template <typename From, typename To> VECTOR_FN void value_head(const From* x, To* out, int64_t size, float scale) {
+  for (int64_t i = 0; i < size; i += lanes) store(out + i, load(x + i, size - i) * scale, size - i);
+}
+
+template <typename T> void widen_all(const void* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; i += lanes) store(to + i, load(static_cast<const T*>(from) + i, n - i), n - i);
+}
+
+void to_floats(const void* from, Type type, int64_t n, float* to) {
+  if (type == Type::f32) return widen_all<float>(from, n, to);
+  if (type == Type::bf16) return widen_all<bf16>(from, n, to);
+  widen_all<f16>(from, n, to);
+}
+
+VECTOR_FN int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : type == Type::e4m3 ? 1 : 2; }
+
+template <typename From, typename To>
+void context(const Context& a, const Destination& d, const float* k_norm, int64_t begin, int64_t end) {
+  alignas(64) float angles[max_head_size];  // cos | sin
+  const bool fp8 = d.type == Type::e4m3;
+  const float key_scale = fp8 ? 1.0f / d.k_scale : 1.0f;
+  const float value_scale = (a.scales_values ? a.value_scale : 1.0f) * (fp8 ? 1.0f / d.v_scale : 1.0f);
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t position = a.positions[t];
+    const bool known = position >= 0 && position < a.cos_sin_rows;
+    if (!known && d.slots) continue;
+    if (known)
+      to_floats(static_cast<const char*>(a.cos_sin) + position * a.cos_sin_row * bytes_of(a.cos_sin_type), a.cos_sin_type,
+                a.rotated, angles);
+    for (int64_t layer = 0; layer < a.layers; ++layer) {
+      const int64_t slot = d.slots ? d.slots[layer * d.slots_layer + t] : t;
+      if (slot < 0 || slot >= d.num_slots) continue;
+      const int64_t block = slot / d.block_size, offset = slot % d.block_size;
+      To* key = static_cast<To*>(d.keys[layer]) + block * d.key_block + offset * d.key_offset;
+      To* value = static_cast<To*>(d.values[layer]) + block * d.value_block + offset * d.value_offset;
+      const From* k = static_cast<const From*>(a.kv) + t * a.kv_row + layer * a.kv_layer;
+      for (int64_t head = 0; head < a.heads; ++head) {
+        if (known) {
+          key_head(k + head * a.kv_head, key + head * d.key_head, k_norm + layer * a.size, angles,
+                   angles + a.rotated / 2, a, key_scale);
+          value_head(k + a.kv_side + head * a.kv_head, value + head * d.value_head, a.size, value_scale);
+        } else {
+          __builtin_memset(key + head * d.key_head, 0, a.size * sizeof(To));
+          __builtin_memset(value + head * d.value_head, 0, a.size * sizeof(To));
+        }
+      }
+    }
+  }
+}
+
+template <typename From>
+void context_to(const Context& a, const Destination& d, const float* k_norm, int64_t begin, int64_t end) {
+  if (d.type == Type::f32) return context<From, float>(a, d, k_norm, begin, end);
+  if (d.type == Type::bf16) return context<From, bf16>(a, d, k_norm, begin, end);
+  if (d.type == Type::f16) return context<From, f16>(a, d, k_norm, begin, end);
+  context<From, e4m3>(a, d, k_norm, begin, end);
+}
+
+void context(const Context& a, const Destination& d, const float* k_norm, int64_t begin, int64_t end) {
+  if (a.type == Type::f32) return context_to<float>(a, d, k_norm, begin, end);
+  if (a.type == Type::bf16) return context_to<bf16>(a, d, k_norm, begin, end);
+  context_to<f16>(a, d, k_norm, begin, end);
+}
+
+}  // namespace
+}  // namespace dflash
