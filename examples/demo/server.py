@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One `vllm serve` process: started on a free port, waited for in plain sight, and ended with the demo."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+HEALTHY_WITHIN = 600.0  # seconds; a first start on a GPU compiles
+STOPS_WITHIN = 20.0  # seconds from a request to stop to the signal that cannot be refused
+PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent dies
+
+
+class ServerFailed(Exception):
+    """The server died or never became healthy; the message is what to show."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM is the CPU build."""
+    return version("vllm").endswith("+cpu")
+
+
+def die_with_parent() -> None:
+    """In the child, before exec: end when the demo ends, killed or not."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Server:
+    """`with Server(...) as server:` is a healthy server at `server.url`, gone afterwards."""
+
+    def __init__(self, model: Path, name: str, log: Path, arguments: list[str]) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.name = name
+        self.log = log
+        self.command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
+        self.command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", *arguments]
+        self.environment = dict(os.environ)
+        if is_cpu_build():
+            self.command += ["--enforce-eager"]
+            self.environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+
+    def __enter__(self) -> Server:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends the server
+                preexec_fn=die_with_parent,
+            )
+        try:
+            self.wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def wait_until_healthy(self) -> None:
+        """Ask /health twice a second, showing the seconds and the log's last line; raises ServerFailed."""
+        began = time.monotonic()
+        shown = 0.0
+        terminal = sys.stdout.isatty()
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            while True:
+                seconds = time.monotonic() - began
+                if self.process.poll() is not None:
+                    raise ServerFailed(self.last_words(f"exited with code {self.process.returncode}"))
+                if seconds > HEALTHY_WITHIN:
+                    raise ServerFailed(self.last_words(f"was not healthy after {HEALTHY_WITHIN:.0f} s"))
+                try:
+                    if client.get(f"{self.url}/health").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass  # nothing listens yet
+                if terminal:
+                    last = self.tail(1)[:70]
+                    print(f"\r\x1b[K  {self.name}: starting, {seconds:3.0f} s  {last}", end="", flush=True)
+                elif seconds - shown >= 10:
+                    shown = seconds
+                    print(f"  {self.name}: starting, {seconds:.0f} s", flush=True)
+                time.sleep(0.5)
+        clear = "\r\x1b[K" if terminal else ""
+        print(f"{clear}  {self.name}: healthy after {time.monotonic() - began:.0f} s", flush=True)
+
+    def tail(self, lines: int) -> str:
+        """The last lines of the server's log that are not blank."""
+        with self.log.open(errors="replace") as log:
+            return "".join(deque((line for line in log if line.strip()), maxlen=lines)).rstrip()
+
+    def last_words(self, what: str) -> str:
+        return f"{self.tail(20)}\n\nThe server ({self.name}) {what}. All that it said is in {self.log}."
+
+    def stop(self) -> None:
+        """Ask the server to end, and after STOPS_WITHIN end it and the processes that it started."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(STOPS_WITHIN)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)  # its own group: start_new_session
+        except ProcessLookupError:
+            pass
+        self.process.wait()
