@@ -1,11 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-# make setup | demo-pair | demo | test | lint.  PYTHON names the interpreter, MACHINE=cpu|cuda overrides detection.
+# PYTHON names the interpreter that .venv is made from; MACHINE=cpu or cuda overrides what set-up finds out.
 PYTHON ?= python3
 export PYTHON MACHINE
 RUN := .venv/bin/python
 
-.PHONY: setup
-.DEFAULT_GOAL := setup
+.PHONY: help setup demo-pair demo test test-all lint
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       serve a small real model with its drafter and without, and compare"
+	@echo "make test       the tests (test-all: with the long ones)"
+	@echo "make lint       ruff and mypy"
+	@echo "make setup      .venv with vLLM and this package, built"
+	@echo "make demo-pair  .demo/target and .demo/drafter"
 
 setup:
 	@sh scripts/setup.sh
+
+demo-pair: setup
+	@$(RUN) -m examples.smollm2.target --out .demo/target
+
+demo: demo-pair
+	@$(RUN) -m examples.demo
+
+test: demo-pair
+	@$(RUN) -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+test-all: demo-pair
+	@$(RUN) -m pytest $(PYTEST_ARGS)
+
+lint: setup
+	@$(RUN) -m ruff check .
+	@$(RUN) -m mypy
