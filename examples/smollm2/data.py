@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of training blocks out of the shards that generate.py and features.py wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Sequence:
+    """One prompt and its continuation; `taps` is a view into the shard's file on disk."""
+
+    tokens: np.ndarray
+    taps: np.ndarray
+    soft_ids: np.ndarray
+    soft_chances: np.ndarray
+    prompt_length: int
+    temperature: float
+    kind: str
+
+
+@dataclass
+class Batch:
+    """B sequences with N blocks each; slot j of a block predicts the token at anchor + j."""
+
+    taps: Tensor
+    """[B, T, F*H] bf16"""
+    anchors: Tensor
+    """[B, N] positions"""
+    anchor_ids: Tensor
+    """[B, N]"""
+    labels: Tensor
+    """[B, N, K], -1 behind the end of the sequence"""
+    soft_ids: Tensor
+    """[B, N, K, 16]"""
+    soft_chances: Tensor
+    """[B, N, K, 16] float32"""
+
+
+def load_sequences(folder: Path, shortest: int = 12) -> list[Sequence]:
+    """Sequences of all shards with features, whose continuation has at least `shortest` tokens."""
+    sequences = []
+    for done in sorted(folder.glob("shard-?????.taps")):
+        shard, soft = np.load(done.with_suffix(".npz")), np.load(done.with_suffix(".soft.npz"))
+        taps = np.load(done, mmap_mode="r")
+        tokens, ids, chances = shard["tokens"], soft["ids"], soft["chances"]
+        ends = np.cumsum(shard["lengths"])
+        columns = (shard["lengths"], shard["prompt_lengths"], shard["temperatures"], shard["kinds"])
+        for end, length, prompt_length, temperature, kind in zip(ends, *columns, strict=True):
+            part = slice(end - length, end)
+            if length - prompt_length >= shortest:
+                sequences.append(
+                    Sequence(
+                        tokens[part],
+                        taps[part],
+                        ids[part],
+                        chances[part],
+                        int(prompt_length),
+                        float(temperature),
+                        kind,
+                    )
+                )
+    if not sequences:
+        raise ValueError(f"{folder} holds no shard with features; run generate.py, then features.py.")
+    return sequences
+
+
+def cut_vocabulary(sequences: list[Sequence], vocabulary: int) -> Tensor:
+    """Sorted ids of the tokens that the data shows, or that the target ranks among its first four."""
+    seen = np.zeros(vocabulary, bool)
+    for sequence in sequences:
+        seen[sequence.tokens] = True
+        seen[sequence.soft_ids[sequence.prompt_length - 1 :, :4]] = True
+    return torch.from_numpy(np.flatnonzero(seen))
+
+
+def collate(sequences: list[Sequence], anchors: list[np.ndarray], slots: int) -> Batch:
+    """Put blocks at `anchors` (equal counts a sequence) of the given sequences together."""
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    width = sequences[0].taps.shape[1]
+    taps = np.zeros((len(sequences), longest, width), np.uint16)
+    ids, labels, soft_ids, soft_chances = [], [], [], []
+    for row, (sequence, chosen) in enumerate(zip(sequences, anchors, strict=True)):
+        taps[row, : len(sequence.tokens)] = sequence.taps
+        tokens = sequence.tokens.astype(np.int64)
+        at = chosen[:, None] + np.arange(1, slots + 1)
+        inside = at < len(tokens)
+        at = np.where(inside, at, 1)
+        ids.append(tokens[chosen])
+        labels.append(np.where(inside, tokens[at], -1))
+        soft_ids.append(sequence.soft_ids[at - 1].astype(np.int64))
+        soft_chances.append(sequence.soft_chances[at - 1].astype(np.float32))
+    return Batch(
+        torch.from_numpy(taps).view(torch.bfloat16),
+        *(torch.from_numpy(np.stack(part)) for part in (anchors, ids, labels, soft_ids, soft_chances)),
+    )
+
+
+def batches(
+    sequences: list[Sequence], count: int, blocks: int, slots: int, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """Endless batches of `count` sequences with `blocks` anchors each, lengths alike, order by `rng`."""
+    while True:
+        order = rng.permutation(len(sequences))
+        for pool in np.array_split(order, max(1, len(order) // (count * 16))):
+            alike = sorted(pool, key=lambda i: len(sequences[i].tokens))
+            groups = [alike[i : i + count] for i in range(0, len(alike), count)]
+            for g in rng.permutation(len(groups)):
+                chosen = [sequences[i] for i in groups[g]]
+                anchors = [
+                    np.sort(
+                        rng.choice(
+                            np.arange(s.prompt_length, len(s.tokens) - 1),
+                            blocks,
+                            replace=len(s.tokens) - 1 - s.prompt_length < blocks,
+                        )
+                    )
+                    for s in chosen
+                ]
+                yield collate(chosen, anchors, slots)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3: what the drafter sees of the target: tapped features, and the target's own next-token candidates.
+
+    python -m examples.smollm2.features --target .demo/target --tokens .demo/training/tokens
+
+One teacher-forced bf16 forward of the target over every sequence. Beside `shard-00000.npz` it writes
+`shard-00000.taps` (bf16 bits, [tokens, F*H]) and `shard-00000.soft.npz` (the target's top candidates and
+their probabilities at T=1, for soft targets). A shard that is done is skipped.
+About 6 kB a token for SmolLM2-135M.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+SOFT_CANDIDATES = 16
+TAPS = (1, 7, 14, 20, 27)
+
+
+def load_target(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def tapped(target: Any, tokens: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """tokens [B, T] -> (features [B, T, F*H], logits [B, T, V]); tap i is the output of decoder layer i."""
+    with torch.no_grad():
+        output = target(tokens, output_hidden_states=True, use_cache=False)
+    return torch.cat([output.hidden_states[tap + 1] for tap in taps], dim=-1), output.logits
+
+
+def write_features(path: Path, target: Any, taps: tuple[int, ...], batch: int, progress: tqdm) -> None:
+    """Make both files of the shard at `path`; the .taps file appears last: the shard is done."""
+    shard = np.load(path)
+    lengths = shard["lengths"]
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    width = len(taps) * target.config.hidden_size
+    features = np.lib.format.open_memmap(
+        path.with_suffix(".partial"), mode="w+", dtype=np.uint16, shape=(int(ends[-1]), width)
+    )
+    ids = np.zeros((int(ends[-1]), SOFT_CANDIDATES), shard["tokens"].dtype)
+    chances = np.zeros((int(ends[-1]), SOFT_CANDIDATES), np.float16)
+    order = np.argsort(lengths, kind="stable")
+    for chosen in np.array_split(order, max(1, len(order) // batch)):
+        padded = torch.zeros(len(chosen), int(lengths[chosen].max()), dtype=torch.int64)
+        for row, i in enumerate(chosen):
+            padded[row, : lengths[i]] = torch.from_numpy(
+                shard["tokens"][starts[i] : ends[i]].astype(np.int64)
+            )
+        rows, logits = tapped(target, padded, taps)
+        top = logits.topk(SOFT_CANDIDATES, dim=-1)
+        top_chances = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
+        bits = rows.to(torch.bfloat16).view(torch.uint16).numpy()
+        for row, i in enumerate(chosen):
+            features[starts[i] : ends[i]] = bits[row, : lengths[i]]
+            ids[starts[i] : ends[i]] = top.indices[row, : lengths[i]].numpy()
+            chances[starts[i] : ends[i]] = top_chances[row, : lengths[i]].numpy()
+        progress.update(int(lengths[chosen].sum()))
+    features.flush()
+    np.savez(path.with_suffix(".soft.npz"), ids=ids, chances=chances)
+    path.with_suffix(".partial").rename(path.with_suffix(".taps"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", type=Path, default=Path(".demo/target"))
+    parser.add_argument("--tokens", type=Path, required=True, help="folder of shards from generate.py")
+    parser.add_argument("--taps", type=int, nargs="+", default=TAPS, help="0-based decoder layers")
+    parser.add_argument("--batch", type=int, default=8, help="sequences a forward")
+    arguments = parser.parse_args()
+    target = load_target(arguments.target)
+    shards = sorted(arguments.tokens.glob("shard-?????.npz"))
+    shards = [path for path in shards if not path.with_suffix(".taps").exists()]
+    with tqdm(
+        total=sum(int(np.load(path)["lengths"].sum()) for path in shards),
+        desc="features",
+        unit="token",
+        mininterval=5,
+    ) as progress:
+        for path in shards:
+            write_features(path, target, tuple(arguments.taps), arguments.batch, progress)
+
+
+if __name__ == "__main__":
+    main()

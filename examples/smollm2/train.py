@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 4: train a DFlash 2 (or DFlash) drafter on cached features.
+
+    python -m examples.smollm2.train --tokens .demo/training/tokens --held-out .demo/training/held-out \
+        --out .demo/training/dflash2 --steps 3000
+
+Block cross-entropy with position decay, half of it against the target's own distribution; the selector learns
+on the drafter's top candidates with the true predecessor. The state is saved at every evaluation: the same
+command goes on where it stopped. `best.pt` is the step with the highest held-out acceptance length (early stopping).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from examples.smollm2.data import Batch, batches, cut_vocabulary, load_sequences
+from examples.smollm2.evaluate import Replay, block_ids, unit_scaled
+from examples.smollm2.features import TAPS, load_target
+from examples.smollm2.model import Drafter, Shape, fit_head_norms, start_from_target
+
+
+def shape_for(target: Any, taps: tuple[int, ...], layers: int, block: int, mask: int, rank: int) -> Shape:
+    """The drafter's shape: layers like the target's."""
+    config = target.config
+    return Shape(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        intermediate=config.intermediate_size,
+        layers=layers,
+        vocabulary=config.vocab_size,
+        target_layers=config.num_hidden_layers,
+        taps=taps,
+        block_size=block,
+        mask_token_id=mask,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=float(config.rope_parameters["rope_theta"]),
+        max_position=config.max_position_embeddings,
+        selector_rank=rank,
+    )
+
+
+class Loss:
+    """The training loss, with the target's output head cut to the tokens that the data shows."""
+
+    def __init__(self, embeddings: Tensor, head: Tensor, ids: Tensor, decay: float, soft: float) -> None:
+        self.embeddings, self.scaled = embeddings, unit_scaled(embeddings)
+        self.head, self.ids = head[ids].to(torch.bfloat16), ids
+        self.place = torch.full((len(embeddings),), -1)
+        self.place[ids] = torch.arange(len(ids))
+        self.decay, self.soft = decay, soft
+
+    def mixed(self, scores: Tensor, label: Tensor, soft: Tensor, soft_places: Tensor) -> Tensor:
+        """Cross-entropy [M] of scores [M, C] against `label` and, in part, `soft` at `soft_places`."""
+        norm = scores.logsumexp(-1)
+        hard = norm - scores.gather(-1, label[:, None])[:, 0]
+        against = norm * soft.sum(-1) - (soft * scores.gather(-1, soft_places)).sum(-1)
+        return (1 - self.soft) * hard + self.soft * against
+
+    def __call__(self, drafter: Drafter, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """The mean loss over all slots with a label, and figures for the progress bar."""
+        embedded = self.embeddings[block_ids(batch.anchor_ids, drafter)].float()
+        hidden = drafter(batch.taps, embedded, batch.anchors)[:, :, 1:]
+        valid = batch.labels >= 0
+        slot = torch.arange(valid.shape[-1]).expand_as(valid)[valid]
+        weight = torch.exp(-slot / self.decay)
+        hidden, labels = hidden[valid], batch.labels[valid]
+        logits = F.linear(hidden.to(torch.bfloat16), self.head).float()
+        soft_ids = batch.soft_ids[valid]
+        places = self.place[soft_ids]
+        chances = batch.soft_chances[valid] * (places >= 0)
+        each = self.mixed(logits, self.place[labels], chances, places.clamp(min=0))
+        loss = (each * weight).sum() / weight.sum()
+        first = slot == 0
+        figures = {
+            "loss": loss.item(),
+            "slot1": (logits[first].argmax(-1) == self.place[labels[first]]).float().mean().item(),
+        }
+        if not drafter.shape.is_dflash2:
+            return loss, figures
+
+        top = logits.detach().topk(drafter.shape.selector_top, dim=-1).indices
+        candidates = self.ids[top]
+        previous = torch.cat((batch.anchor_ids[..., None], batch.labels[..., :-1]), dim=-1)[valid]
+        scores = logits.gather(-1, top) + drafter.candidate_selector(
+            hidden, previous, candidates, self.scaled
+        )
+        is_label = candidates == labels[:, None]
+        shown = is_label.any(-1)
+        share = (chances[:, None, :] * (candidates[:, :, None] == soft_ids[:, None, :])).sum(-1)
+        share = share / share.sum(-1, keepdim=True).clamp(min=1e-6)
+        goal = (1 - self.soft) * is_label.float() + self.soft * share
+        picked = -(goal * scores.log_softmax(-1)).sum(-1)
+        kept = weight * shown
+        picked_loss = (picked * kept).sum() / kept.sum()
+        right = (scores.argmax(-1, keepdim=True) == is_label.int().argmax(-1, keepdim=True))[:, 0] & shown
+        figures |= {"selector": picked_loss.item(), "picked": right.float().mean().item()}
+        return loss + picked_loss, figures
+
+
+def make_optimizer(drafter: Drafter, rate: float, decay: float) -> torch.optim.AdamW:
+    """AdamW; weight decay on matrices only, and a higher rate for what starts from nothing."""
+    fresh = ("candidate_selector", "conv")
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in drafter.named_parameters():
+        key = (any(part in name for part in fresh), parameter.dim() == 2 and "rows" not in name)
+        groups.setdefault(key, []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": group, "scale": 2.0 if is_fresh else 1.0, "weight_decay": decay if decays else 0.0}
+            for (is_fresh, decays), group in groups.items()
+        ],
+        lr=rate,
+        betas=(0.9, 0.95),
+    )
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Factor of the learning rate: linear warm-up, then a cosine to 4 %."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def train(arguments: argparse.Namespace) -> dict[str, float]:
+    """Run the training; returns the best held-out acceptance lengths by kind."""
+    torch.manual_seed(arguments.seed)
+    target = load_target(arguments.target)
+    embeddings = target.get_input_embeddings().weight.detach().clone()
+    head = target.get_output_embeddings().weight.detach().clone()
+    rank = arguments.selector_rank if arguments.method == "dflash2" else 0
+    shape = shape_for(
+        target, tuple(arguments.taps), arguments.layers, arguments.block_size, arguments.mask, rank
+    )
+    slots = shape.block_size - 1
+    sequences = load_sequences(arguments.tokens)
+    held_out = [s for s in load_sequences(arguments.held_out) if s.temperature == 0][
+        : arguments.held_out_sequences
+    ]
+    ids = cut_vocabulary(sequences + held_out, shape.vocabulary)
+    print(
+        f"train: {len(sequences)} sequences, {sum(len(s.tokens) - s.prompt_length for s in sequences)} tokens of "
+        f"the target, {len(held_out)} held out, output head cut to {len(ids)} tokens",
+        flush=True,
+    )
+    drafter = Drafter(shape)
+    loss_of, replay = (
+        Loss(embeddings, head, ids, arguments.decay, arguments.soft),
+        Replay(embeddings, head, ids),
+    )
+    if arguments.start == "target":
+        start_from_target(drafter, target)
+        some = next(batches(sequences, 4, 8, slots, np.random.default_rng(0)))
+        fit_head_norms(drafter, some.taps.float(), embeddings[block_ids(some.anchor_ids, drafter)].float())
+    del target
+    optimizer = make_optimizer(drafter, arguments.rate, arguments.weight_decay)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    step, best, seconds = 0, {"all": 0.0}, 0.0
+    if (out / "state.pt").exists():
+        state = torch.load(out / "state.pt", weights_only=True)
+        drafter.load_state_dict(state["drafter"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, best, seconds = state["step"], state["best"], state["seconds"]
+        print(f"train: going on at step {step}", flush=True)
+    elif arguments.warm is not None:
+        drafter.load_state_dict(torch.load(arguments.warm, weights_only=True)["drafter"])
+    feed = batches(
+        sequences, arguments.sequences, arguments.blocks, slots, np.random.default_rng([arguments.seed, step])
+    )
+    mean: dict[str, float] = {}
+    with tqdm(initial=step, total=arguments.steps, desc="train", unit="step", mininterval=2) as bar:
+        while step < arguments.steps:
+            began = time.monotonic()
+            for group in optimizer.param_groups:
+                group["lr"] = (
+                    arguments.rate * group["scale"] * schedule(step, arguments.steps, arguments.warmup)
+                )
+            with torch.autocast("cpu", torch.bfloat16):
+                loss, figures = loss_of(drafter, next(feed))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+            optimizer.step()
+            step += 1
+            seconds += time.monotonic() - began
+            mean = {key: value + 0.98 * (mean.get(key, value) - value) for key, value in figures.items()}
+            bar.update(1)
+            bar.set_postfix({key: f"{value:.3f}" for key, value in mean.items()}, refresh=False)
+            if step % arguments.evaluate_every == 0 or step == arguments.steps:
+                lengths = replay.acceptance_length(drafter, held_out)
+                record = {"step": step, "seconds": round(seconds), **mean, "acceptance": lengths}
+                tqdm.write(json.dumps(record))
+                with (out / "log.jsonl").open("a") as log:
+                    log.write(json.dumps(record) + "\n")
+                if lengths["all"] > best["all"]:
+                    best = lengths
+                    kept = {"drafter": drafter.state_dict(), "shape": shape.as_dict(), "record": record}
+                    torch.save(kept, out / "best.pt")
+                state = {"drafter": drafter.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save(state | {"best": best, "seconds": seconds}, out / "state.partial.pt")
+                (out / "state.partial.pt").rename(out / "state.pt")
+    return best
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", type=Path, default=Path(".demo/target"))
+    parser.add_argument("--tokens", type=Path, required=True)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--method", choices=("dflash2", "dflash"), default="dflash2")
+    parser.add_argument(
+        "--start", choices=("target", "random"), default="target", help="where the layers start from"
+    )
+    parser.add_argument("--warm", type=Path, help="start from this best.pt")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--sequences", type=int, default=8, help="sequences a step")
+    parser.add_argument("--blocks", type=int, default=32, help="blocks a sequence")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--taps", type=int, nargs="+", default=TAPS)
+    parser.add_argument("--block-size", type=int, default=8)
+    parser.add_argument("--mask", type=int, default=16, help="id of the mask token: one that no text holds")
+    parser.add_argument("--selector-rank", type=int, default=48)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--weight-decay", type=float, default=0.02)
+    parser.add_argument("--decay", type=float, default=4.0, help="slot j weighs exp(-(j-1)/decay)")
+    parser.add_argument(
+        "--soft", type=float, default=0.5, help="share of the target's own distribution in the loss"
+    )
+    parser.add_argument("--evaluate-every", type=int, default=250)
+    parser.add_argument("--held-out-sequences", type=int, default=48)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(parse()), indent=2))
