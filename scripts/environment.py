@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ STATE = VENV / "setup.json"
 UNFINISHED = VENV / "setup.unfinished"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PACKAGE_SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "csrc", "vllm_dflash/__init__.py")
+BUILD_VARIABLES = ("CXX", "CUDA_HOME", "VLLM_DFLASH_NATIVE", "VLLM_DFLASH_CUDA", "VLLM_DFLASH_CUDA_ARCHS")
 CUDA_EXTRAS = ("cuda", "bench", "demo", "dev")
 
 
@@ -38,8 +40,10 @@ def fail(sentence: str) -> SystemExit:
 
 
 def fail_with_log(what: str) -> SystemExit:
-    """The same where pip failed: its last lines, then the sentence."""
-    print("\n".join(LOG.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
+    """The same where pip failed, after the lines that name the cause, or pip's last ones."""
+    lines = LOG.read_text(errors="replace").rpartition("$ pip install ")[2].splitlines()
+    causes = [line for line in lines if re.search(r"\berror: |^\s*(ERROR|vllm-dflash): ", line)]
+    print("\n".join(causes[:10] or lines[-10:]), file=sys.stderr)
     return fail(f"{what}; all of pip's output is in {LOG.relative_to(ROOT)}.")
 
 
@@ -168,7 +172,7 @@ def main() -> int:
     made_for = f"{ROOT} {sys.version_info[0]}.{sys.version_info[1]} {machine}"
     sources = [ROOT / name for name in PACKAGE_SOURCES]
     dependencies = fingerprint(made_for, LOCK, *([ROOT / "pyproject.toml"] if machine == "cuda" else []))
-    package = fingerprint(dependencies, *sources)
+    package = fingerprint(dependencies, *(os.environ.get(name, "") for name in BUILD_VARIABLES), *sources)
     with (ROOT / "pyproject.toml").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # two set-ups at once would tear the environment
         state = make_venv(read_state(), made_for)
