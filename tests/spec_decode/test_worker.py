@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SpecDecodeWorker over a drafter of a few lines, with no engine: block inputs, limits, one forward, losslessness."""
+
+from collections import Counter
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from vllm_dflash import ops
+from vllm_dflash.spec_decode import Anchors, SpecDecodeWorker, VerifyInputs
+
+V, K, C, H = 12, 3, 4, 8
+MASK = V - 1
+
+
+class TableDrafter:
+    """Hidden states stand for themselves; logits and the selector's edges come from fixed random tables."""
+
+    has_selector = True
+
+    def __init__(self, seed: int = 0) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.head = torch.randn(V, H, generator=g)
+        self.tables = torch.randn(2, V, 2, generator=g)
+        self.projection = torch.randn(2, H, generator=g)
+
+    def context_kv(self, taps, positions):
+        raise AssertionError("these tests have no context")
+
+    def candidates(self, hidden, count):
+        logits, ids = (hidden @ self.head.T).topk(count)
+        return ids, logits
+
+    def select(self, hidden, ids, logits, anchors, temperature, seeds, positions):
+        projected = hidden @ self.projection.T
+        return ops.select_path(ids, logits, projected, *self.tables, anchors, temperature, seeds, positions)
+
+
+def anchors(count: int, temperature: float = 0.0, position: int = 10, limit: int = 1000) -> Anchors:
+    return Anchors(
+        [f"r{i}" for i in range(count)],
+        torch.full((count,), 3),
+        torch.full((count,), position),
+        torch.full((count,), temperature),
+        torch.arange(count),
+        limit,
+    )
+
+
+def hidden_of(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return torch.sin(positions[:, None] * torch.arange(1, H + 1) * 0.37 + input_ids[:, None])
+
+
+def test_block_inputs_are_anchor_then_masks_at_consecutive_positions() -> None:
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    ids, positions = worker.block_inputs(anchors(2))
+    assert ids.tolist() == [3, MASK, MASK, MASK] * 2
+    assert positions.tolist() == [10, 11, 12, 13] * 2
+
+
+def test_one_forward_whatever_the_batch() -> None:
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    calls: list[int] = []
+
+    def forward(ids, positions):
+        calls.append(ids.shape[0])
+        return hidden_of(ids, positions)
+
+    worker.draft(anchors(5), forward)
+    assert calls == [5 * (1 + K)]
+
+
+def test_drafts_at_the_limit_are_no_drafts() -> None:
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, False)
+    block = worker.draft(anchors(1, position=10, limit=12), hidden_of)
+    assert (block.token_ids >= 0).tolist() == [[True, False, False]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+def test_drafts_depend_on_the_request_alone_and_not_on_its_row(temperature: float) -> None:
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    all_of_them = worker.draft(anchors(4, temperature), hidden_of).token_ids
+    some = anchors(4, temperature).select(["r2", "r0"], torch.tensor([2, 0]))
+    assert torch.equal(worker.draft(some, hidden_of).token_ids, all_of_them[[2, 0]])
+
+
+@pytest.mark.parametrize("probabilistic", [True, False])
+def test_output_of_draft_and_verify_has_the_targets_distribution(probabilistic: bool) -> None:
+    """First token of 40,000 requests, each with its own seed: chi-square against softmax(target / T)."""
+    count, temperature = 40_000, 1.0
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, probabilistic)
+    a = anchors(count, temperature)
+    drafted = worker.draft(a, hidden_of)
+    target = torch.randn(1 + K, V, generator=torch.Generator().manual_seed(1)) * 1.5
+    counts = [K] * count
+    starts = torch.arange(count).unsqueeze(1) * 0
+    rows = torch.arange(K).expand(count, K) + starts
+    inputs = VerifyInputs(
+        a.request_ids, counts, target, rows.flatten(), torch.full((count,), K), drafted.token_ids.flatten(),
+        torch.arange(0, count * K + 1, K, dtype=torch.int32), a.temperature, a.seeds, a.positions,
+    )  # fmt: skip
+    output, accepted = worker.verify(inputs)
+    seen = Counter(output[:, 0].tolist())
+    expected = torch.softmax(target[0].double(), 0) * count
+    assert chisquare([seen.get(t, 0) for t in range(V)], expected.numpy()).pvalue > 1e-3
+    assert 0 < accepted.float().mean() < K
+
+
+def test_the_distribution_test_notices_a_wrong_q() -> None:
+    """The same check must fail when the drafts' q is not the one that drew them."""
+    count = 40_000
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    a = anchors(count, 1.0)
+    drafted = worker.draft(a, hidden_of)
+    worker.block = type(drafted)(
+        drafted.request_ids, drafted.token_ids, drafted.candidate_ids, drafted.candidate_logits * 1.5
+    )
+    target = torch.randn(1 + K, V, generator=torch.Generator().manual_seed(1)) * 1.5
+    inputs = VerifyInputs(
+        a.request_ids, [K] * count, target, torch.arange(K).repeat(count), torch.full((count,), K),
+        drafted.token_ids.flatten(), torch.arange(0, count * K + 1, K, dtype=torch.int32), a.temperature, a.seeds,
+        a.positions,
+    )  # fmt: skip
+    output, _ = worker.verify(inputs)
+    seen = Counter(output[:, 0].tolist())
+    expected = torch.softmax(target[0].double(), 0) * count
+    assert chisquare([seen.get(t, 0) for t in range(V)], expected.numpy()).pvalue < 1e-6
+
+
+def test_a_gap_in_the_schedule_keeps_the_q_of_waiting_drafts() -> None:
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    first = worker.draft(anchors(3, 1.0), hidden_of)
+    worker.forget({"r0"}, alive={"r0", "r1"})
+    worker.draft(anchors(1, 1.0, position=14), hidden_of)
+    assert worker.block is not None
+    assert worker.block.slots(["r1", "r2"], [1, 1])[1] == -1
+    row = torch.tensor(worker.block.slots(["r1"], [K]))
+    ids, logits = worker.block.q(first.token_ids[1], row)
+    assert torch.equal(ids, first.candidate_ids[1]) and torch.equal(logits, first.candidate_logits[1])
