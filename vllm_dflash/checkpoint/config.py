@@ -245,7 +245,8 @@ def _sentence(detail: dict[str, Any]) -> str:
         return str(context["error"])
     if detail["type"] == "missing":
         return f"config.json lacks {key}."
-    expected = [f"{words} {context[bound]}" for bound, words in _BOUNDS.items() if bound in context]
+    limits = {bound: context[bound] for bound in _BOUNDS if bound in context}
+    expected = [f"{_BOUNDS[b]} {int(limit) if limit == int(limit) else limit}" for b, limit in limits.items()]
     wanted = expected[0] if expected else _EXPECTED.get(detail["type"], detail["msg"].lower())
     return f"{key} is {shown(detail['input'])} in config.json; it must be {wanted}."
 

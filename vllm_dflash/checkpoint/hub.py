@@ -22,15 +22,15 @@ def fetch_file(repo_id: str, name: str, revision: str | None) -> Path | None:
 
     HF_HUB_OFFLINE and the hub's cache are honoured. Raises CheckpointError.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(repo_id, name, revision=revision))
     except LocalEntryNotFoundError as error:
-        if name == "config.json":
-            raise _unreachable(repo_id, revision, error) from None
-        return None
+        if constants.HF_HUB_OFFLINE and name != "config.json":
+            return None
+        raise _unreachable(repo_id, revision, error) from None
     except EntryNotFoundError:
         return None
     except Exception as error:
@@ -53,7 +53,7 @@ def read_hub_tensors(
             return read_folder(snapshot), snapshot
         except CheckpointError as error:
             # The cache may hold a part of the shards only; the hub has them all.
-            if constants.HF_HUB_OFFLINE or error.finding.code != "missing_file":
+            if error.finding.code != "missing_file":
                 raise
     if constants.HF_HUB_OFFLINE:
         raise CheckpointError(
@@ -94,6 +94,7 @@ def _unreachable(repo_id: str, revision: str | None, error: Exception) -> Checkp
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
+        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -118,6 +119,8 @@ def _unreachable(repo_id: str, revision: str | None, error: Exception) -> Checkp
             f"The model {repo_id} is not in the hub's cache, and HF_HUB_OFFLINE is set.",
             fix="Download it first, or give the path of a folder that holds it.",
         )
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     reason = (str(error).splitlines() or [""])[0][:200]
     return CheckpointError(
         "hub", f"The model {repo_id} could not be read from the hub: {type(error).__name__}: {reason}"

@@ -103,6 +103,8 @@ def check_d2t(folder: Path, info: TensorInfo, config: DraftConfig) -> None:
 
 def _local_folder(path_or_id: str) -> Path | None:
     """The folder `path_or_id` names, None if it can only be a hub id. Raises CheckpointError for neither."""
+    if "\0" in path_or_id:
+        raise CheckpointError("no_model", f"{path_or_id!r} is no usable path: it has a null byte.")
     try:
         path = Path(path_or_id).expanduser()
         if path.is_dir():
