@@ -19,6 +19,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -97,7 +98,12 @@ def pip_install(*arguments: str, total: int = 0) -> bool:
     with LOG.open("a") as log:
         log.write(f"$ pip install {' '.join(arguments)}\n")
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            close_fds=False,
         ) as run:
             assert run.stdout is not None
             for line in run.stdout:
@@ -108,6 +114,16 @@ def pip_install(*arguments: str, total: int = 0) -> bool:
     if progress:
         print("\r\x1b[K", end="", flush=True)
     return run.returncode == 0
+
+
+def hold(file: TextIO) -> None:
+    """Keep other set-ups out while this one, or a pip that outlives it, runs: two at once would tear .venv."""
+    os.set_inheritable(file.fileno(), True)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("waiting for another set-up of this folder to end")
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def make_venv(state: dict[str, object], made_for: str) -> dict[str, object]:
@@ -174,7 +190,7 @@ def main() -> int:
     dependencies = fingerprint(made_for, LOCK, *([ROOT / "pyproject.toml"] if machine == "cuda" else []))
     package = fingerprint(dependencies, *(os.environ.get(name, "") for name in BUILD_VARIABLES), *sources)
     with (ROOT / "pyproject.toml").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # two set-ups at once would tear the environment
+        hold(held)
         state = make_venv(read_state(), made_for)
         began = time.monotonic()
         if state.get("dependencies") != dependencies:
