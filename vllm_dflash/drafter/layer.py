@@ -12,7 +12,7 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVPar
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
-from vllm_dflash.checkpoint.config import DraftConfig
+from vllm_dflash.checkpoint import DraftConfig
 from vllm_dflash.drafter.convolution import GroupedConvolution
 
 
@@ -73,7 +73,9 @@ class DraftAttention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.attention_sink_bias = (
-            nn.Parameter(torch.empty(self.num_heads), requires_grad=False) if config.attention_sink_bias else None
+            nn.Parameter(torch.empty(self.num_heads), requires_grad=False)
+            if config.attention_sink_bias
+            else None
         )
         self.attn = Attention(
             self.num_heads,

@@ -8,7 +8,7 @@ from torch import nn
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from vllm_dflash.checkpoint.weights import canonical_name
+from vllm_dflash.checkpoint import canonical_name
 
 STACKED = (
     (".q_proj.", ".qkv_proj.", "q"),

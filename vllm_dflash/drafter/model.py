@@ -14,8 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.utils import get_draft_quant_config
 
 from vllm_dflash import ops
-from vllm_dflash.checkpoint.config import DraftConfig
-from vllm_dflash.checkpoint.load import load_draft
+from vllm_dflash.checkpoint import DraftConfig, canonical_name, load_draft
 from vllm_dflash.drafter.context import ContextProjection
 from vllm_dflash.drafter.layer import DraftLayer
 from vllm_dflash.drafter.loading import load_into
@@ -27,7 +26,13 @@ class DraftModel(nn.Module):
     """Embeddings, layers and norms. `embed_tokens` is absent until the target's is shared, unless shipped."""
 
     def __init__(
-        self, *, vllm_config: VllmConfig, config: DraftConfig, vocab_size: int, owns_embedding: bool, prefix: str = ""
+        self,
+        *,
+        vllm_config: VllmConfig,
+        config: DraftConfig,
+        vocab_size: int,
+        owns_embedding: bool,
+        prefix: str = "",
     ) -> None:
         super().__init__()
         self.config = config
@@ -69,7 +74,9 @@ class DraftModel(nn.Module):
         if self.mask_embedding is not None:
             is_mask = (input_ids == self.config.mask_token_id).unsqueeze(-1)
             embeds = torch.where(is_mask, self.mask_embedding, embeds)
-        return embeds * self.config.input_embedding_scale if self.config.input_embedding_scale != 1.0 else embeds
+        return (
+            embeds * self.config.input_embedding_scale if self.config.input_embedding_scale != 1.0 else embeds
+        )
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
@@ -89,12 +96,15 @@ class DFlashDrafter(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         speculative = vllm_config.speculative_config
-        self.checkpoint = load_draft(speculative.draft_model_config.model, speculative.draft_model_config.revision)
+        self.checkpoint = load_draft(
+            speculative.draft_model_config.model, speculative.draft_model_config.revision
+        )
         self.draft_config = self.checkpoint.config
         config = self.draft_config
         self.vocab_size = config.vocab_size or vllm_config.model_config.get_vocab_size()
-        self.has_own_embed_tokens = "embed_tokens.weight" in self.checkpoint.tensors
-        self.has_own_lm_head = "lm_head.weight" in self.checkpoint.tensors
+        tensors = {canonical_name(name) for name in self.checkpoint.tensors}
+        self.has_own_embed_tokens = "embed_tokens.weight" in tensors
+        self.has_own_lm_head = "lm_head.weight" in tensors
         self.model = DraftModel(
             vllm_config=vllm_config,
             config=config,
@@ -111,7 +121,7 @@ class DFlashDrafter(nn.Module):
                 prefix=f"{prefix}.lm_head" if prefix else "lm_head",
             )
         self.d2t: torch.Tensor | None = None
-        if "d2t" in self.checkpoint.tensors:
+        if "d2t" in tensors:
             self.d2t = nn.Parameter(torch.zeros(vocabulary, dtype=torch.int64), requires_grad=False)
         self.logits_processor = LogitsProcessor(
             vocabulary,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ def activate(stage: str) -> None:
     _register_architectures()
     if stage == "worker":
         _apply("worker")
+
+
+class Passport:
+    """Travels inside a SpeculativeConfig of ours: the process that unpickles it is made ready for it.
+
+    A new engine-core process checks its configuration before it loads any plug-in, so that is the first moment.
+    """
+
+    def __reduce__(self) -> tuple[Callable[[], Passport], tuple[()]]:
+        return _arrive, ()
+
+
+def _arrive() -> Passport:
+    activate("config")
+    return Passport()
 
 
 def deactivate() -> None:

@@ -8,10 +8,15 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from vllm_dflash.checkpoint.catalog import find_draft
-from vllm_dflash.checkpoint.compatibility import TargetFacts, require_compatible
-from vllm_dflash.checkpoint.dialects import is_ours
-from vllm_dflash.checkpoint.load import DraftCheckpoint, load_draft, read_raw_config
+from vllm_dflash.checkpoint import (
+    DraftCheckpoint,
+    TargetFacts,
+    find_draft,
+    is_ours,
+    load_draft,
+    read_draft_config,
+    require_compatible,
+)
 from vllm_dflash.options import ServerOptions, server_options
 
 logger = init_logger(__name__)
@@ -38,7 +43,11 @@ def asked_for(engine_args: Any) -> Request | None:
     config = {key.replace("-", "_"): value for key, value in given.items()} if isinstance(given, dict) else {}
     flags = {
         key: value
-        for key, attribute in (("method", "spec_method"), ("model", "spec_model"), ("num_speculative_tokens", "spec_tokens"))
+        for key, attribute in (
+            ("method", "spec_method"),
+            ("model", "spec_model"),
+            ("num_speculative_tokens", "spec_tokens"),
+        )
         if (value := getattr(engine_args, attribute, None)) is not None
     }
     request = Request(config, flags, ServerOptions())
@@ -53,7 +62,7 @@ def resolve(request: Request, target: Any) -> DraftCheckpoint | None:
 
     Raises ValueError (CheckpointError) with one clear message on any mismatch, before weights load.
     """
-    model = request.get("model")
+    model, revision = request.get("model"), request.get("revision")
     if model is None:
         entry = find_draft(target.model, request.options.catalog)
         if entry is None:
@@ -62,13 +71,15 @@ def resolve(request: Request, target: Any) -> DraftCheckpoint | None:
                 '"model" in --speculative-config, or add the pair to a catalogue file and name that in '
                 '--additional-config \'{"dflash": {"catalog": "FILE"}}\'.'
             )
-        model = entry.draft
+        model, revision = entry.draft, entry.revision
         logger.info("DFlash drafter for %s: %s (from the catalogue)", target.model, model)
-    revision = request.get("revision")
-    if not is_ours(read_raw_config(model, revision)):
+    if not is_ours(read_draft_config(model, revision)):
         return None
-    draft = load_draft(model, revision)
-    require_compatible(_facts(target), draft, request.get("num_speculative_tokens"))
+    facts = _facts(target)
+    draft = load_draft(model, revision, num_target_layers=facts.num_layers)
+    asked = request.get("num_speculative_tokens")
+    for warning in require_compatible(facts, draft.config, draft.tensors, asked, draft_name=model):
+        logger.warning("%s", warning)
     return draft
 
 
@@ -79,13 +90,18 @@ def with_defaults(request: Request, draft: DraftCheckpoint) -> dict[str, Any]:
     """
     defaults = {
         "method": "dflash",
-        "model": draft.name,
+        "model": draft.source,
+        "revision": draft.revision,
         "num_speculative_tokens": draft.config.num_draft_tokens,
         "draft_sample_method": "probabilistic" if draft.config.is_dflash2 else "greedy",
         # The drafter owns its KV and writes it with the target's: nothing cached is volatile (vllm#54092).
         "disable_eagle_block_drop": True,
     }
-    missing = {key: value for key, value in defaults.items() if key not in request.config and key not in request.flags}
+    missing = {
+        key: value
+        for key, value in defaults.items()
+        if key not in request.config and key not in request.flags
+    }
     return {**request.config, **missing}
 
 

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 # Draft architectures that the package serves, as vLLM's registry names them after its own renaming.
-ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "MuseGlimmerAssistantModel", "DFlashMuseGlimmerAssistantModel")
+ARCHITECTURES = (
+    "DFlashDraftModel",
+    "DFlash2DraftModel",
+    "MuseGlimmerAssistantModel",
+    "DFlashMuseGlimmerAssistantModel",
+)
 
 
 def is_ours(speculative_config: Any) -> bool:
@@ -36,6 +41,7 @@ def create_speculative_config(stock: Callable[..., Any]) -> Callable[..., Any]:
         self.speculative_config = configuration.with_defaults(request, draft)
         built = stock(self, target_model_config, target_parallel_config)
         configuration.complete(built, draft)
+        built.vllm_dflash = activation.Passport()
         return built
 
     return wrapper

@@ -96,9 +96,18 @@ SEAMS = (
         PROPOSER_BASE,
         "SpecDecodeBaseProposer.propose",
         (
-            "self", "num_speculative_tokens", "target_token_ids", "target_positions", "target_hidden_states",
-            "next_token_ids", "token_indices_to_sample", "common_attn_metadata", "sampling_metadata",
-            "mm_embed_inputs", "num_rejected_tokens_gpu", "slot_mappings",
+            "self",
+            "num_speculative_tokens",
+            "target_token_ids",
+            "target_positions",
+            "target_hidden_states",
+            "next_token_ids",
+            "token_indices_to_sample",
+            "common_attn_metadata",
+            "sampling_metadata",
+            "mm_embed_inputs",
+            "num_rejected_tokens_gpu",
+            "slot_mappings",
         ),
         None,
         "worker",
@@ -186,7 +195,7 @@ SEAMS = (
     ),
 )
 
-ARCHITECTURES = {name: "vllm_dflash.drafter.model:DFlashDrafter" for name in replacements.ARCHITECTURES}
+ARCHITECTURES = dict.fromkeys(replacements.ARCHITECTURES, "vllm_dflash.drafter.model:DFlashDrafter")
 
 
 def check(root: Path, seams: Iterable[Seam] = SEAMS) -> dict[Seam, str | None]:

@@ -44,7 +44,9 @@ class DraftAttentionGroups:
     ) -> None:
         self.layers = [layer.self_attn for layer in drafter.model.layers]
         modules = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
-        gid_of = {name: gid for gid, g in enumerate(kv_cache_config.kv_cache_groups) for name in g.layer_names}
+        gid_of = {
+            name: gid for gid, g in enumerate(kv_cache_config.kv_cache_groups) for name in g.layer_names
+        }
         members: dict[tuple[int, str, bool, int | None], list[int]] = {}
         for index, layer in enumerate(self.layers):
             name = layer.attn.layer_name

@@ -64,7 +64,9 @@ class Proposer(DFlashProposer):
         if self.model.has_own_embed_tokens:
             return
         inner = target_language_model.model
-        self.model.model.embed_tokens = inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embedding
+        self.model.model.embed_tokens = (
+            inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embedding
+        )
 
     def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
         if not self.model.has_own_lm_head:
@@ -74,7 +76,12 @@ class Proposer(DFlashProposer):
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
     ) -> None:
         self.attention = DraftAttentionGroups(
-            self.vllm_config, self.device, self.model, kv_cache_config, kernel_block_sizes, self.max_padded_query_tokens
+            self.vllm_config,
+            self.device,
+            self.model,
+            kv_cache_config,
+            kernel_block_sizes,
+            self.max_padded_query_tokens,
         )
         self.draft_attn_groups = self.attention.stock_groups
         # The runner hands out the attention metadata of one KV cache group: the first of ours.
@@ -105,7 +112,9 @@ class Proposer(DFlashProposer):
         request_ids = self.runner.input_batch.req_ids
         self.worker.forget(set(request_ids), self.runner.requests)
         positions = target_positions if target_positions.dim() == 1 else target_positions[0]
-        context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
+        context_lens = (
+            cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
+        )
         context_lens = context_lens.to(torch.int64)
         tables = self.attention.block_tables(self.runner.input_batch, cad)
 
@@ -221,7 +230,9 @@ class Proposer(DFlashProposer):
         counts = metadata.num_draft_tokens
         cu_drafts = nn.functional.pad(metadata.cu_num_draft_tokens.to(torch.int32), (1, 0))
         per_request = torch.diff(cu_drafts)
-        anchor_rows = metadata.logits_indices[(metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)]
+        anchor_rows = metadata.logits_indices[
+            (metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)
+        ]
         positions = self.runner._get_positions(anchor_rows.to(torch.int64))
         seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
         return VerifyInputs(
@@ -247,7 +258,9 @@ class Proposer(DFlashProposer):
     ) -> None:
         """Context projection and one forward on padding, for profiling, warm-up and graph capture."""
         rows = min(num_tokens, self.max_query_tokens)
-        mode, padded, across_dp = self._determine_batch_execution_and_padding(rows, use_cudagraphs=use_cudagraphs)
+        mode, padded, across_dp = self._determine_batch_execution_and_padding(
+            rows, use_cudagraphs=use_cudagraphs
+        )
         weight = self.model.model.norm.weight
         self.worker.context_kv(
             torch.zeros(num_tokens, self.model.feature_size, dtype=weight.dtype, device=self.device),
@@ -261,6 +274,6 @@ class Proposer(DFlashProposer):
             num_tokens=padded,
             num_tokens_across_dp=across_dp,
             cudagraph_runtime_mode=mode,
-            slot_mapping={name: padding for name in names} if slot_mappings else {},
+            slot_mapping=dict.fromkeys(names, padding) if slot_mappings else {},
         ):
             self.model(self.input_ids[:padded], self.positions[:padded])

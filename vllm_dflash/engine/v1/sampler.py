@@ -17,8 +17,6 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler, apply_sampling_constraints
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from vllm_dflash.spec_decode import VerifyInputs
-
 if TYPE_CHECKING:
     from vllm_dflash.engine.v1.proposer import Proposer
 
@@ -52,7 +50,7 @@ class SparseRejectionSampler(RejectionSampler):
                 scaled=False,
             )
             output_ids, _ = self.proposer.worker.verify(inputs)
-            return SamplerOutput(sampled_token_ids=output_ids, logprobs_tensors=None)
+            return SamplerOutput(sampled_token_ids=_with_a_token(output_ids), logprobs_tensors=None)
         return self._forward_processed(metadata, logits, sampling_metadata)
 
     def _forward_processed(
@@ -83,7 +81,10 @@ class SparseRejectionSampler(RejectionSampler):
         output_ids, accepted = self.proposer.worker.verify(inputs)
         all_accepted = accepted == torch.diff(inputs.cu_drafts)
         at_end = torch.arange(output_ids.shape[1], device=output_ids.device) == accepted.unsqueeze(1)
-        output_ids = torch.where(at_end & all_accepted.unsqueeze(1), bonus.sampled_token_ids.to(torch.int32), output_ids)
+        output_ids = torch.where(
+            at_end & all_accepted.unsqueeze(1), bonus.sampled_token_ids.to(torch.int32), output_ids
+        )
+        output_ids = _with_a_token(output_ids)
 
         logprobs = None
         if with_logprobs:
@@ -123,3 +124,9 @@ class SparseRejectionSampler(RejectionSampler):
             if active:
                 return False
         return True
+
+
+def _with_a_token(output_ids: torch.Tensor) -> torch.Tensor:
+    """A row of logits without a finite one yields no token; the engine needs one a step, and stock emits 0 there."""
+    output_ids[:, 0].clamp_(min=0)
+    return output_ids
