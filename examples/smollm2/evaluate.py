@@ -31,9 +31,7 @@ def unit_scaled(embeddings: Tensor) -> Tensor:
     return embeddings / embeddings.square().mean().sqrt()
 
 
-def choose(
-    drafter: Drafter, hidden: Tensor, anchor_ids: Tensor, head: Tensor, ids: Tensor, scaled: Tensor
-) -> Tensor:
+def choose(drafter: Drafter, hidden: Tensor, anchor_ids: Tensor, head: Tensor, ids: Tensor, scaled: Tensor) -> Tensor:
     """Greedy drafts [..., K] of final-normed hidden [..., S, H]; head [Vc, H] scores `ids` [Vc]."""
     logits = (hidden[..., 1:, :].to(head.dtype) @ head.T).float()
     if not drafter.shape.is_dflash2:

@@ -53,9 +53,7 @@ def write_features(path: Path, target: Any, taps: tuple[int, ...], batch: int, p
     for chosen in np.array_split(order, max(1, len(order) // batch)):
         padded = torch.zeros(len(chosen), int(lengths[chosen].max()), dtype=torch.int64)
         for row, i in enumerate(chosen):
-            padded[row, : lengths[i]] = torch.from_numpy(
-                shard["tokens"][starts[i] : ends[i]].astype(np.int64)
-            )
+            padded[row, : lengths[i]] = torch.from_numpy(shard["tokens"][starts[i] : ends[i]].astype(np.int64))
         rows, logits = tapped(target, padded, taps)
         top = logits.topk(SOFT_CANDIDATES, dim=-1)
         top_chances = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
@@ -71,9 +69,7 @@ def write_features(path: Path, target: Any, taps: tuple[int, ...], batch: int, p
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
     parser.add_argument("--tokens", type=Path, required=True, help="folder of shards from generate.py")
     parser.add_argument("--taps", type=int, nargs="+", default=TAPS, help="0-based decoder layers")

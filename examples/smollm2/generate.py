@@ -49,9 +49,7 @@ def write_shard(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -88,9 +86,7 @@ def main() -> None:
         indices = range(start, min(start + arguments.shard, len(prompts)))
         chosen = [prompts[i] for i in indices]
         encoded = [encode(tokenizer, prompt, arguments.longest_prompt) for prompt in chosen]
-        sampling = [
-            SamplingParams(temperature=TEMPERATURES[i % 2], max_tokens=arguments.max_tokens) for i in indices
-        ]
+        sampling = [SamplingParams(temperature=TEMPERATURES[i % 2], max_tokens=arguments.max_tokens) for i in indices]
         inputs: Any = [{"prompt_token_ids": ids} for ids in encoded]
         outputs = llm.generate(inputs, sampling, use_tqdm=True)
         rows = [

@@ -115,9 +115,7 @@ class Attention(nn.Module):
         queries = queries.unflatten(-2, (-1, group)).permute(0, 3, 1, 2, 4, 5)
         rows = queries.flatten(3, 4)
         context_positions = torch.arange(context.shape[1]).expand(batch, -1)
-        context_keys, context_values = (
-            t.transpose(1, 2) for t in self.keys_values(context, context_positions)
-        )
+        context_keys, context_values = (t.transpose(1, 2) for t in self.keys_values(context, context_positions))
         keys, values = (t.permute(0, 3, 1, 2, 4) for t in self.keys_values(x, positions))
 
         on_context = (rows.flatten(2, 3) @ context_keys.mT).unflatten(2, (blocks, -1))
@@ -237,9 +235,7 @@ def start_from_target(drafter: Drafter, target: Any) -> None:
                 if source + name in state:
                     parameter.copy_(state[source + name])
         drafter.norm.weight.copy_(state["norm.weight"])
-        drafter.hidden_norm.weight.copy_(
-            state[f"layers.{shape.target_layers - shape.layers}.input_layernorm.weight"]
-        )
+        drafter.hidden_norm.weight.copy_(state[f"layers.{shape.target_layers - shape.layers}.input_layernorm.weight"])
         drafter.fc.weight.normal_(std=1e-3)
         drafter.fc.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
 
@@ -248,8 +244,9 @@ def fit_head_norms(drafter: Drafter, taps: Tensor, embedded: Tensor) -> None:
     """Give q_norm and k_norm the scale that the target's heads have without such norms, from one batch."""
     context = drafter.hidden_norm(drafter.fc(taps)).detach()
     with torch.no_grad():
-        x = drafter.layers[0].input_layernorm(embedded)
-        for layer in drafter.layers:
+        layers = [layer for layer in drafter.layers if isinstance(layer, Layer)]
+        x = layers[0].input_layernorm(embedded)
+        for layer in layers:
             attention = layer.self_attn
             attention.k_norm.weight.fill_(attention.k_proj(context).square().mean().sqrt())
             attention.q_norm.weight.fill_(attention.q_proj(x).square().mean().sqrt())

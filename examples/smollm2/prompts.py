@@ -48,9 +48,7 @@ class Prompts:
         self.tasks, self.topics = split(words.code_tasks), split(words.topics)
         self.things = split(list(words.objects)) or list(words.objects)
         if not self.files:
-            raise ValueError(
-                f"none of the {len(files)} files falls into this split; name more files with --files."
-            )
+            raise ValueError(f"none of the {len(files)} files falls into this split; name more files with --files.")
 
     def lines_of_file(self) -> list[str]:
         while True:
@@ -62,14 +60,8 @@ class Prompts:
     def snippet(self, shortest: int, longest: int) -> str:
         """Up to `longest` characters of a file, mostly from a definition on, cut at a line or within one."""
         lines = self.lines_of_file()
-        starts = [
-            i for i, line in enumerate(lines[:-4]) if line.lstrip().startswith(("def ", "class ", "import "))
-        ]
-        start = (
-            self.rng.choice(starts)
-            if starts and self.rng.random() < 0.8
-            else self.rng.randrange(len(lines) - 4)
-        )
+        starts = [i for i, line in enumerate(lines[:-4]) if line.lstrip().startswith(("def ", "class ", "import "))]
+        start = self.rng.choice(starts) if starts and self.rng.random() < 0.8 else self.rng.randrange(len(lines) - 4)
         text = "".join(lines[start : start + 40])[: self.rng.randint(shortest, longest)]
         return text if self.rng.random() < 0.3 else text[: text.rfind("\n") + 1] or text
 
@@ -92,12 +84,8 @@ class Prompts:
     def code_chat(self) -> Prompt:
         rng = self.rng
         if rng.random() < 0.2:
-            return chat(
-                f"{rng.choice(words.snippet_asks)}\n\n```python\n{self.snippet(100, 500).rstrip()}\n```"
-            )
-        ask = rng.choice(words.code_asks).format(
-            language=rng.choice(words.languages), task=rng.choice(self.tasks)
-        )
+            return chat(f"{rng.choice(words.snippet_asks)}\n\n```python\n{self.snippet(100, 500).rstrip()}\n```")
+        ask = rng.choice(words.code_asks).format(language=rng.choice(words.languages), task=rng.choice(self.tasks))
         return chat(ask, rng.choice(words.systems) if rng.random() < 0.2 else None)
 
     def chat(self) -> Prompt:
@@ -105,9 +93,7 @@ class Prompts:
         ask = rng.choice(words.chat_asks).format(topic=rng.choice(self.topics), other=rng.choice(self.topics))
         prompt = chat(ask, rng.choice(words.systems) if rng.random() < 0.2 else None)
         if rng.random() < 0.08:
-            answer = (
-                f"{rng.choice(self.topics).capitalize()} is a wide field, and there is a lot to say about it."
-            )
+            answer = f"{rng.choice(self.topics).capitalize()} is a wide field, and there is a lot to say about it."
             prompt["messages"] += [
                 {"role": "assistant", "content": answer},
                 {"role": "user", "content": rng.choice(words.follow_ups)},
@@ -199,9 +185,7 @@ def make_prompts(files: list[Path], count: int, held_out: bool, seed: int) -> li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--files", type=Path, nargs="+", required=True, help="source files for code prefixes")
     parser.add_argument("--count", type=int, default=12000, help="prompts to make")

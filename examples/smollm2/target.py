@@ -203,9 +203,7 @@ def make_target(out: Path, hub: str | None = None) -> None:
         print(f"target: {out} is complete")
         return
     if out.exists() and any(out.iterdir()):
-        raise FileExistsError(
-            f"{out} is there but is not a complete target; remove it, or choose another --out."
-        )
+        raise FileExistsError(f"{out} is there but is not a complete target; remove it, or choose another --out.")
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -214,9 +212,7 @@ def make_target(out: Path, hub: str | None = None) -> None:
     else:
         from_hub(partial, hub)
     if not is_complete(partial):
-        raise SystemExit(
-            f"target: the source lacks a file; found {sorted(p.name for p in partial.iterdir())}."
-        )
+        raise SystemExit(f"target: the source lacks a file; found {sorted(p.name for p in partial.iterdir())}.")
     if out.exists():
         out.rmdir()
     partial.rename(out)
@@ -224,12 +220,8 @@ def make_target(out: Path, hub: str | None = None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path(".demo/target"), help="folder to make (default .demo/target)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(".demo/target"), help="folder to make (default .demo/target)")
     parser.add_argument("--hub", metavar="MODEL", help="take this model from the Hugging Face hub instead")
     arguments = parser.parse_args()
     try:

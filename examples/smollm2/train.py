@@ -6,7 +6,7 @@
 
 Block cross-entropy with position decay, half of it against the target's own distribution; the selector learns
 on the drafter's top candidates with the true predecessor. The state is saved at every evaluation: the same
-command goes on where it stopped. `best.pt` is the step with the highest held-out acceptance length (early stopping).
+command goes on where it stopped. `best.pt` is the step with the highest held-out acceptance length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
@@ -52,6 +51,38 @@ def shape_for(target: Any, taps: tuple[int, ...], layers: int, block: int, mask:
     )
 
 
+class HeadLoss(torch.autograd.Function):
+    """Cross-entropy through the output head, without the five [M, Vc] copies that autograd would keep."""
+
+    @staticmethod
+    def forward(
+        context: Any, hidden: Tensor, head: Tensor, hard: Tensor, soft: Tensor, soft_places: Tensor, top: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden [M, H], places of labels hard [M, 1], chances soft [M, n] at soft_places.
+
+        The hard label weighs 1 - sum(soft). Returns each row's loss [M], the top scores [M, C] and their places.
+        """
+        logits = hidden @ head.T
+        scores, places = logits.topk(top, dim=-1)
+        peak = scores[:, :1].float()
+        rest = 1 - soft.sum(-1, keepdim=True)
+        wanted = rest * logits.gather(-1, hard) + (soft * logits.gather(-1, soft_places)).sum(-1, keepdim=True)
+        chances = logits.sub_(scores[:, :1]).exp_()
+        total = chances.sum(-1, keepdim=True).float()
+        context.save_for_backward(chances, total, head, hard, rest, soft, soft_places, places)
+        context.mark_non_differentiable(places)
+        return (peak + total.log() - wanted)[:, 0], scores.float(), places
+
+    @staticmethod
+    def backward(context: Any, by_loss: Tensor, by_scores: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        chances, total, head, hard, rest, soft, soft_places, places = context.saved_tensors
+        by_loss = by_loss[:, None]
+        dense = (chances * (by_loss / total).to(chances.dtype)) @ head
+        few = torch.cat((-by_loss * rest, -by_loss * soft, by_scores), dim=-1).to(head.dtype)
+        rows = head[torch.cat((hard, soft_places, places), dim=-1)]
+        return dense + (few[:, None] @ rows)[:, 0], None, None, None, None, None, None
+
+
 class Loss:
     """The training loss, with the target's output head cut to the tokens that the data shows."""
 
@@ -62,13 +93,6 @@ class Loss:
         self.place[ids] = torch.arange(len(ids))
         self.decay, self.soft = decay, soft
 
-    def mixed(self, scores: Tensor, label: Tensor, soft: Tensor, soft_places: Tensor) -> Tensor:
-        """Cross-entropy [M] of scores [M, C] against `label` and, in part, `soft` at `soft_places`."""
-        norm = scores.logsumexp(-1)
-        hard = norm - scores.gather(-1, label[:, None])[:, 0]
-        against = norm * soft.sum(-1) - (soft * scores.gather(-1, soft_places)).sum(-1)
-        return (1 - self.soft) * hard + self.soft * against
-
     def __call__(self, drafter: Drafter, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """The mean loss over all slots with a label, and figures for the progress bar."""
         embedded = self.embeddings[block_ids(batch.anchor_ids, drafter)].float()
@@ -76,36 +100,32 @@ class Loss:
         valid = batch.labels >= 0
         slot = torch.arange(valid.shape[-1]).expand_as(valid)[valid]
         weight = torch.exp(-slot / self.decay)
-        hidden, labels = hidden[valid], batch.labels[valid]
-        logits = F.linear(hidden.to(torch.bfloat16), self.head).float()
-        soft_ids = batch.soft_ids[valid]
-        places = self.place[soft_ids]
-        chances = batch.soft_chances[valid] * (places >= 0)
-        each = self.mixed(logits, self.place[labels], chances, places.clamp(min=0))
-        loss = (each * weight).sum() / weight.sum()
-        first = slot == 0
-        figures = {
-            "loss": loss.item(),
-            "slot1": (logits[first].argmax(-1) == self.place[labels[first]]).float().mean().item(),
-        }
+        weight = weight / weight.sum()
+        hidden, labels, soft_ids = hidden[valid], batch.labels[valid], batch.soft_ids[valid]
+        soft_places = self.place[soft_ids]
+        soft = self.soft * batch.soft_chances[valid] * (soft_places >= 0)
+        each, scores, top = HeadLoss.apply(
+            hidden.to(torch.bfloat16),
+            self.head,
+            self.place[labels][:, None],
+            soft,
+            soft_places.clamp(min=0),
+            drafter.shape.selector_top,
+        )
+        loss = (each * weight).sum()
+        candidates = self.ids[top]
+        is_label = candidates == labels[:, None]
+        figures = {"loss": loss.item(), "slot1": is_label[slot == 0, 0].float().mean().item()}
         if not drafter.shape.is_dflash2:
             return loss, figures
 
-        top = logits.detach().topk(drafter.shape.selector_top, dim=-1).indices
-        candidates = self.ids[top]
         previous = torch.cat((batch.anchor_ids[..., None], batch.labels[..., :-1]), dim=-1)[valid]
-        scores = logits.gather(-1, top) + drafter.candidate_selector(
-            hidden, previous, candidates, self.scaled
-        )
-        is_label = candidates == labels[:, None]
-        shown = is_label.any(-1)
-        share = (chances[:, None, :] * (candidates[:, :, None] == soft_ids[:, None, :])).sum(-1)
-        share = share / share.sum(-1, keepdim=True).clamp(min=1e-6)
-        goal = (1 - self.soft) * is_label.float() + self.soft * share
+        scores = scores + drafter.candidate_selector(hidden, previous, candidates, self.scaled)
+        goal = (soft[:, None, :] * (candidates[:, :, None] == soft_ids[:, None, :])).sum(-1)
+        goal = goal + (1 - soft.sum(-1, keepdim=True)) * is_label
         picked = -(goal * scores.log_softmax(-1)).sum(-1)
-        kept = weight * shown
-        picked_loss = (picked * kept).sum() / kept.sum()
-        right = (scores.argmax(-1, keepdim=True) == is_label.int().argmax(-1, keepdim=True))[:, 0] & shown
+        picked_loss = (picked * weight).sum()
+        right = is_label.gather(-1, scores.argmax(-1, keepdim=True))
         figures |= {"selector": picked_loss.item(), "picked": right.float().mean().item()}
         return loss + picked_loss, figures
 
@@ -142,14 +162,10 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
     embeddings = target.get_input_embeddings().weight.detach().clone()
     head = target.get_output_embeddings().weight.detach().clone()
     rank = arguments.selector_rank if arguments.method == "dflash2" else 0
-    shape = shape_for(
-        target, tuple(arguments.taps), arguments.layers, arguments.block_size, arguments.mask, rank
-    )
+    shape = shape_for(target, tuple(arguments.taps), arguments.layers, arguments.block_size, arguments.mask, rank)
     slots = shape.block_size - 1
     sequences = load_sequences(arguments.tokens)
-    held_out = [s for s in load_sequences(arguments.held_out) if s.temperature == 0][
-        : arguments.held_out_sequences
-    ]
+    held_out = [s for s in load_sequences(arguments.held_out) if s.temperature == 0][: arguments.held_out_sequences]
     ids = cut_vocabulary(sequences + held_out, shape.vocabulary)
     print(
         f"train: {len(sequences)} sequences, {sum(len(s.tokens) - s.prompt_length for s in sequences)} tokens of "
@@ -186,9 +202,7 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
         while step < arguments.steps:
             began = time.monotonic()
             for group in optimizer.param_groups:
-                group["lr"] = (
-                    arguments.rate * group["scale"] * schedule(step, arguments.steps, arguments.warmup)
-                )
+                group["lr"] = arguments.rate * group["scale"] * schedule(step, arguments.steps, arguments.warmup)
             with torch.autocast("cpu", torch.bfloat16):
                 loss, figures = loss_of(drafter, next(feed))
             optimizer.zero_grad()
@@ -217,17 +231,13 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
     parser.add_argument("--tokens", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--method", choices=("dflash2", "dflash"), default="dflash2")
-    parser.add_argument(
-        "--start", choices=("target", "random"), default="target", help="where the layers start from"
-    )
+    parser.add_argument("--start", choices=("target", "random"), default="target", help="where the layers start from")
     parser.add_argument("--warm", type=Path, help="start from this best.pt")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--sequences", type=int, default=8, help="sequences a step")
@@ -241,9 +251,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--weight-decay", type=float, default=0.02)
     parser.add_argument("--decay", type=float, default=4.0, help="slot j weighs exp(-(j-1)/decay)")
-    parser.add_argument(
-        "--soft", type=float, default=0.5, help="share of the target's own distribution in the loss"
-    )
+    parser.add_argument("--soft", type=float, default=0.5, help="share of the target's own distribution in the loss")
     parser.add_argument("--evaluate-every", type=int, default=250)
     parser.add_argument("--held-out-sequences", type=int, default=48)
     parser.add_argument("--seed", type=int, default=0)
