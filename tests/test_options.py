@@ -14,7 +14,8 @@ def test_an_unknown_option_is_named_with_the_known_ones() -> None:
     with pytest.raises(ValueError) as error:
         server_options({"dflash": {"catalogue": "x"}})
     assert str(error.value) == (
-        "\"dflash\" in --additional-config: catalogue: Extra inputs are not permitted (given: 'x'). Known options: catalog."
+        "\"dflash\" in --additional-config: catalogue: Extra inputs are not permitted (given: 'x'). "
+        "Known options: catalog."
     )
 
 

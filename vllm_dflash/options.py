@@ -26,7 +26,7 @@ def server_options(additional_config: Any) -> ServerOptions:
     given = additional_config.get("dflash", {})
     if not isinstance(given, dict):
         raise ValueError(
-            f'"dflash" in --additional-config must be an object such as {{"catalog": "pairs.json"}}, but it is {given!r}.'
+            f'"dflash" in --additional-config must be an object such as {{"catalog": "pairs.json"}}, it is {given!r}.'
         )
     try:
         return ServerOptions(**given)
@@ -35,5 +35,6 @@ def server_options(additional_config: Any) -> ServerOptions:
         field = ".".join(str(part) for part in first["loc"])
         known = ", ".join(sorted(ServerOptions.model_fields))
         raise ValueError(
-            f'"dflash" in --additional-config: {field}: {first["msg"]} (given: {first["input"]!r}). Known options: {known}.'
+            f'"dflash" in --additional-config: {field}: {first["msg"]} (given: {first["input"]!r}). '
+            f"Known options: {known}."
         ) from None

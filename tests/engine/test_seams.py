@@ -26,9 +26,7 @@ def held() -> dict[Seam, object]:
 
 @pytest.mark.parametrize("seam", SEAMS, ids=str)
 def test_each_seam_holds_in_the_installed_vllm(seam: Seam) -> None:
-    assert is_supported(vllm.__version__), (
-        f"this test is for vLLM {SUPPORTED}, installed is {vllm.__version__}"
-    )
+    assert is_supported(vllm.__version__), f"this test is for vLLM {SUPPORTED}, installed is {vllm.__version__}"
     assert seams.check(ROOT, [seam]) == {seam: None}
 
 
@@ -60,7 +58,8 @@ def test_a_changed_signature_is_one_message_with_versions_and_the_way_out(tmp_pa
         "vllm-dflash does not fit vLLM 0.99.0: it is written for vLLM 0.32 and 0.33, and these points differ:\n"
         "- vllm.v1.sample.rejection_sampler:RejectionSampler.apply_logits_processors: it takes (self, scores, "
         "sampling_metadata, metadata), expected (self, logits, sampling_metadata, metadata)\n"
-        "Install a supported vLLM, or run stock vLLM by leaving dflash out of VLLM_PLUGINS (for example VLLM_PLUGINS='')."
+        "Install a supported vLLM, or run stock vLLM by leaving dflash out of VLLM_PLUGINS (for example "
+        "VLLM_PLUGINS='')."
     )
 
 

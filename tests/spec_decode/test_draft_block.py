@@ -53,6 +53,8 @@ def test_nothing_is_kept_of_finished_requests() -> None:
 
 
 def test_lengths_end_at_the_first_missing_draft() -> None:
-    assert DraftBlock(
-        ["a", "b", "c"], torch.tensor([[1, -1, 2], [3, 4, 5], [-1, -1, -1]])
-    ).lengths.tolist() == [1, 3, 0]
+    assert DraftBlock(["a", "b", "c"], torch.tensor([[1, -1, 2], [3, 4, 5], [-1, -1, -1]])).lengths.tolist() == [
+        1,
+        3,
+        0,
+    ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One decoder layer of the drafter: pre-norm Qwen3 attention and MLP, with DFlash 2's convolutions where it has them."""
+"""One decoder layer of the drafter: pre-norm Qwen3 attention and MLP, and DFlash 2's convolutions."""
 
 import torch
 from torch import nn
@@ -34,8 +34,8 @@ class DraftAttention(nn.Module):
         world = get_tensor_model_parallel_world_size()
         if config.num_attention_heads % world:
             raise ValueError(
-                f"The drafter's {config.num_attention_heads} attention heads cannot be divided over tensor parallel size "
-                f"{world}. Use a tensor parallel size that divides {config.num_attention_heads}, or "
+                f"The drafter's {config.num_attention_heads} attention heads cannot be divided over tensor parallel "
+                f"size {world}. Use a tensor parallel size that divides {config.num_attention_heads}, or "
                 '"draft_tensor_parallel_size": 1 in --speculative-config.'
             )
         self.num_heads = config.num_attention_heads // world
@@ -73,9 +73,7 @@ class DraftAttention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.attention_sink_bias = (
-            nn.Parameter(torch.empty(self.num_heads), requires_grad=False)
-            if config.attention_sink_bias
-            else None
+            nn.Parameter(torch.empty(self.num_heads), requires_grad=False) if config.attention_sink_bias else None
         )
         self.attn = Attention(
             self.num_heads,

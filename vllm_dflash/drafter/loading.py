@@ -58,6 +58,6 @@ def load_into(drafter: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -
     if unknown or missing:
         raise ValueError(
             f"The draft checkpoint does not fit the drafter: tensors without a place {unknown or 'none'}, "
-            f"parameters without a tensor {missing or 'none'}. Check that it is a DFlash or DFlash 2 checkpoint and complete."
+            f"parameters without a tensor {missing or 'none'}. Is it a complete DFlash or DFlash 2 checkpoint?"
         )
     return filled

@@ -2,6 +2,7 @@
 """The drafter as vLLM loads it: DFlash and DFlash 2 (arXiv 2602.06036; DFlash 2 announcement)."""
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from vllm.model_executor.models.utils import get_draft_quant_config
 from vllm_dflash import ops
 from vllm_dflash.checkpoint import DraftConfig, canonical_name, load_draft
 from vllm_dflash.drafter.context import ContextProjection
-from vllm_dflash.drafter.layer import DraftLayer
+from vllm_dflash.drafter.layer import DraftAttention, DraftLayer
 from vllm_dflash.drafter.loading import load_into
 from vllm_dflash.drafter.selector import CandidateSelector
 
@@ -42,9 +43,8 @@ class DraftModel(nn.Module):
         first = vllm_config.model_config.get_total_num_hidden_layers()
         self.block = 1 + vllm_config.speculative_config.num_speculative_tokens
         if owns_embedding:
-            self.embed_tokens = VocabParallelEmbedding(
-                vocab_size, config.hidden_size, prefix=f"{prefix}.embed_tokens"
-            )
+            self.embed_tokens = VocabParallelEmbedding(vocab_size, config.hidden_size, prefix=f"{prefix}.embed_tokens")
+        self.mask_embedding: torch.Tensor | None
         self.register_buffer("mask_embedding", None, persistent=False)
         self.layers = nn.ModuleList(
             DraftLayer(vllm_config, config, i, quant_config, f"{prefix}.layers.{first + i}")
@@ -74,9 +74,7 @@ class DraftModel(nn.Module):
         if self.mask_embedding is not None:
             is_mask = (input_ids == self.config.mask_token_id).unsqueeze(-1)
             embeds = torch.where(is_mask, self.mask_embedding, embeds)
-        return (
-            embeds * self.config.input_embedding_scale if self.config.input_embedding_scale != 1.0 else embeds
-        )
+        return embeds * self.config.input_embedding_scale if self.config.input_embedding_scale != 1.0 else embeds
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
@@ -96,9 +94,7 @@ class DFlashDrafter(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         speculative = vllm_config.speculative_config
-        self.checkpoint = load_draft(
-            speculative.draft_model_config.model, speculative.draft_model_config.revision
-        )
+        self.checkpoint = load_draft(speculative.draft_model_config.model, speculative.draft_model_config.revision)
         self.draft_config = self.checkpoint.config
         config = self.draft_config
         self.vocab_size = config.vocab_size or vllm_config.model_config.get_vocab_size()
@@ -139,6 +135,10 @@ class DFlashDrafter(nn.Module):
         """F*Ht, the width of a row of taps."""
         config = self.draft_config
         return config.num_taps * (config.target_hidden_size or config.hidden_size)
+
+    def attention_layers(self) -> list[DraftAttention]:
+        """The attention of every layer, in order."""
+        return [cast(DraftLayer, layer).self_attn for layer in self.model.layers]
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.model.embed_input_ids(input_ids)
@@ -190,10 +190,11 @@ class DFlashDrafter(nn.Module):
         if self.has_selector:
             selector = self.model.candidate_selector
             projected = selector(hidden)
-            tables = selector.predecessor_codebook, selector.successor_codebook
+            tables: tuple[torch.Tensor, torch.Tensor] = selector.predecessor_codebook, selector.successor_codebook
         else:
             projected = hidden.new_empty(*hidden.shape[:2], 0)
-            tables = (hidden.new_empty(self.vocab_size, 0),) * 2
+            empty = hidden.new_empty(self.vocab_size, 0)
+            tables = empty, empty
         return ops.select_path(
             candidate_ids, candidate_logits, projected, *tables, anchors, temperature, seeds, anchor_positions
         )
@@ -202,5 +203,5 @@ class DFlashDrafter(nn.Module):
         loaded = load_into(self, weights)
         if self.checkpoint.mask_embedding is not None:
             self.model.mask_embedding = self.checkpoint.mask_embedding.to(self.model.norm.weight)
-        self.context = ContextProjection([layer.self_attn for layer in self.model.layers])
+        self.context = ContextProjection(self.attention_layers())
         return loaded

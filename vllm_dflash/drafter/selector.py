@@ -15,12 +15,8 @@ class CandidateSelector(nn.Module):
 
     def __init__(self, hidden_size: int, vocab_size: int, rank: int, dtype: torch.dtype, prefix: str) -> None:
         super().__init__()
-        self.predecessor_codebook = nn.Parameter(
-            torch.empty(vocab_size, rank, dtype=dtype), requires_grad=False
-        )
-        self.successor_codebook = nn.Parameter(
-            torch.empty(vocab_size, rank, dtype=dtype), requires_grad=False
-        )
+        self.predecessor_codebook = nn.Parameter(torch.empty(vocab_size, rank, dtype=dtype), requires_grad=False)
+        self.successor_codebook = nn.Parameter(torch.empty(vocab_size, rank, dtype=dtype), requires_grad=False)
         self.hidden_projection = ReplicatedLinear(
             hidden_size,
             rank,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m vllm_dflash.engine [FOLDER]`: each seam against a vLLM installation (an unpacked wheel's `vllm` folder)."""
+"""`python -m vllm_dflash.engine [FOLDER]`: each seam against a vLLM, or the `vllm` folder of an unpacked wheel."""
 
 import importlib.util
 import sys

@@ -97,11 +97,7 @@ def with_defaults(request: Request, draft: DraftCheckpoint) -> dict[str, Any]:
         # The drafter owns its KV and writes it with the target's: nothing cached is volatile (vllm#54092).
         "disable_eagle_block_drop": True,
     }
-    missing = {
-        key: value
-        for key, value in defaults.items()
-        if key not in request.config and key not in request.flags
-    }
+    missing = {key: value for key, value in defaults.items() if key not in request.config and key not in request.flags}
     return {**request.config, **missing}
 
 

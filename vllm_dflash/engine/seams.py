@@ -112,7 +112,7 @@ SEAMS = (
         None,
         "worker",
         "overridden: what the runner hands to a draft step",
-    ),  # fmt: skip
+    ),
     Seam(
         PROPOSER_BASE,
         "SpecDecodeBaseProposer._determine_batch_execution_and_padding",

@@ -17,9 +17,7 @@ class Drafter(Protocol):
     @property
     def has_selector(self) -> bool: ...
 
-    def context_kv(
-        self, taps: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def context_kv(self, taps: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def candidates(self, hidden: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]: ...
 
@@ -52,8 +50,14 @@ class Anchors:
 
     def select(self, request_ids: Sequence[str], rows: torch.Tensor) -> "Anchors":
         """The anchors of some rows [b] int64, whose ids are request_ids."""
-        picked = [t[rows] for t in (self.token_ids, self.positions, self.temperature, self.seeds)]
-        return Anchors(request_ids, *picked, self.limit)
+        return Anchors(
+            request_ids,
+            self.token_ids[rows],
+            self.positions[rows],
+            self.temperature[rows],
+            self.seeds[rows],
+            self.limit,
+        )
 
 
 class SpecDecodeWorker:
@@ -67,9 +71,7 @@ class SpecDecodeWorker:
         probabilistic: at T > 0 draw from q (True) or propose its mode with a one-hot q (False).
     """
 
-    def __init__(
-        self, drafter: Drafter, mask_token_id: int, drafts: int, candidates: int, probabilistic: bool
-    ) -> None:
+    def __init__(self, drafter: Drafter, mask_token_id: int, drafts: int, candidates: int, probabilistic: bool) -> None:
         self.drafter = drafter
         self.mask_token_id = mask_token_id
         self.drafts = drafts
@@ -86,16 +88,14 @@ class SpecDecodeWorker:
         return self.drafter.context_kv(taps, positions)
 
     def block_inputs(self, anchors: Anchors) -> tuple[torch.Tensor, torch.Tensor]:
-        """[anchor, MASK x K] of every request -> (input_ids, positions), each [B * (1 + K)] int64, request by request."""
+        """[anchor, MASK x K] of every request -> (input_ids, positions), each [B * (1 + K)] int64, request-major."""
         rows = anchors.token_ids.shape[0], 1 + self.drafts
         input_ids = anchors.token_ids.new_full(rows, self.mask_token_id)
         input_ids[:, 0] = anchors.token_ids
         steps = torch.arange(rows[1], device=input_ids.device)
         return input_ids.flatten(), (anchors.positions.unsqueeze(1) + steps).flatten()
 
-    def draft(
-        self, anchors: Anchors, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> DraftBlock:
+    def draft(self, anchors: Anchors, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> DraftBlock:
         """One batched forward and the path through its candidates: the block of these requests, kept for `verify`.
 
         forward: (input_ids, positions) [B * (1 + K)] -> final-normed hidden [B * (1 + K), H], in the engine's

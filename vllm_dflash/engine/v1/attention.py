@@ -42,11 +42,9 @@ class DraftAttentionGroups:
         kernel_block_sizes: list[int] | None,
         max_rows: int,
     ) -> None:
-        self.layers = [layer.self_attn for layer in drafter.model.layers]
+        self.layers = drafter.attention_layers()
         modules = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
-        gid_of = {
-            name: gid for gid, g in enumerate(kv_cache_config.kv_cache_groups) for name in g.layer_names
-        }
+        gid_of = {name: gid for gid, g in enumerate(kv_cache_config.kv_cache_groups) for name in g.layer_names}
         members: dict[tuple[int, str, bool, int | None], list[int]] = {}
         for index, layer in enumerate(self.layers):
             name = layer.attn.layer_name
@@ -85,7 +83,7 @@ class DraftAttentionGroups:
         valid: torch.Tensor | None,
         tables: list[torch.Tensor],
     ) -> None:
-        """keys, values [L, T, nkv, hd] of rows at positions [T] of requests [T] into the paged cache, valid rows only."""
+        """keys, values [L, T, nkv, hd] at positions [T] of requests [T] into the paged cache, valid rows only."""
         for group, table in zip(self.groups, tables, strict=True):
             slots = _slots(table, request_of, positions, group.block_size)
             if valid is not None:
@@ -146,9 +144,7 @@ class DraftAttentionGroups:
         return metadata, by_layer
 
 
-def _slots(
-    table: torch.Tensor, request_of: torch.Tensor, positions: torch.Tensor, block_size: int
-) -> torch.Tensor:
+def _slots(table: torch.Tensor, request_of: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
     """Slots [T] int64 of positions [T] of requests [T] in a block table [B, blocks]."""
     blocks = table[request_of, positions // block_size].to(torch.int64)
     return blocks * block_size + positions % block_size

@@ -51,7 +51,7 @@ class Proposer(DFlashProposer):
             self.model,
             config.mask_token_id,
             self.speculative_config.num_speculative_tokens,
-            config.selector_top_k if config.is_dflash2 else without_selector,
+            config.selector_top_k or without_selector,
             probabilistic,
         )
         # The runner stops drafting for the whole batch, and so leaves a hole in the draft KV, when one request nears
@@ -63,10 +63,8 @@ class Proposer(DFlashProposer):
     def _maybe_share_embeddings(self, target_language_model: nn.Module) -> None:
         if self.model.has_own_embed_tokens:
             return
-        inner = target_language_model.model
-        self.model.model.embed_tokens = (
-            inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embedding
-        )
+        inner: Any = target_language_model.model
+        self.model.model.embed_tokens = inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embedding
 
     def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
         if not self.model.has_own_lm_head:
@@ -107,14 +105,12 @@ class Proposer(DFlashProposer):
         num_rejected_tokens_gpu: torch.Tensor | None = None,
         slot_mappings: Any = None,
     ) -> torch.Tensor | list[list[int]]:
-        """taps [T, F*Ht] of this step's rows and the next anchors [B] -> drafts [B, K], ragged lists where some lack."""
+        """taps [T, F*Ht] of this step's rows and the next anchors [B] -> drafts [B, K]; lists where some lack."""
         cad = common_attn_metadata
         request_ids = self.runner.input_batch.req_ids
         self.worker.forget(set(request_ids), self.runner.requests)
         positions = target_positions if target_positions.dim() == 1 else target_positions[0]
-        context_lens = (
-            cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
-        )
+        context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
         context_lens = context_lens.to(torch.int64)
         tables = self.attention.block_tables(self.runner.input_batch, cad)
 
@@ -230,9 +226,7 @@ class Proposer(DFlashProposer):
         counts = metadata.num_draft_tokens
         cu_drafts = nn.functional.pad(metadata.cu_num_draft_tokens.to(torch.int32), (1, 0))
         per_request = torch.diff(cu_drafts)
-        anchor_rows = metadata.logits_indices[
-            (metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)
-        ]
+        anchor_rows = metadata.logits_indices[(metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)]
         positions = self.runner._get_positions(anchor_rows.to(torch.int64))
         seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
         return VerifyInputs(
@@ -258,9 +252,7 @@ class Proposer(DFlashProposer):
     ) -> None:
         """Context projection and one forward on padding, for profiling, warm-up and graph capture."""
         rows = min(num_tokens, self.max_query_tokens)
-        mode, padded, across_dp = self._determine_batch_execution_and_padding(
-            rows, use_cudagraphs=use_cudagraphs
-        )
+        mode, padded, across_dp = self._determine_batch_execution_and_padding(rows, use_cudagraphs=use_cudagraphs)
         weight = self.model.model.norm.weight
         self.worker.context_kv(
             torch.zeros(num_tokens, self.model.feature_size, dtype=weight.dtype, device=self.device),
