@@ -51,10 +51,7 @@ def hub_server(root: Path) -> Iterator[tuple[str, list[tuple[str, str, int]]]]:
             folder = root / name
             if not folder.is_dir():
                 return self._fail("RepoNotFound", 401)
-            files = [
-                {"type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0"}
-                for p in folder.iterdir()
-            ]
+            files = [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0"} for p in folder.iterdir()]
             listed: Any = files
             if "/tree/" not in self.path:
                 siblings = [{"rfilename": file["path"]} for file in files]

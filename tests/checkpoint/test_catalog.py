@@ -35,9 +35,7 @@ def test_published_catalogue_is_sound() -> None:
         assert "DFlash" in entry.draft and entry.revision is None
 
 
-@pytest.mark.parametrize(
-    "target", ["qwen/qwen3-8b", "Qwen/Qwen3-8B-FP8", "Qwen3-8B", "/models/Qwen/Qwen3-8B", ""]
-)
+@pytest.mark.parametrize("target", ["qwen/qwen3-8b", "Qwen/Qwen3-8B-FP8", "Qwen3-8B", "/models/Qwen/Qwen3-8B", ""])
 def test_nothing_but_the_exact_id(target: str) -> None:
     assert find_draft(target) is None
 

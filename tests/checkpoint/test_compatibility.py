@@ -159,9 +159,7 @@ def test_mismatch(
     facts: dict[str, Any], raw: dict[str, Any], asked: int | None, severity: str, code: str, message: str
 ) -> None:
     found = check_pair(target(**facts), parse_config(raw), None, asked)
-    assert [(finding.severity, finding.code, str(finding)) for finding in found] == [
-        (severity, code, message)
-    ]
+    assert [(finding.severity, finding.code, str(finding)) for finding in found] == [(severity, code, message)]
     if severity == "warning":
         assert require_compatible(target(**facts), parse_config(raw), None, asked) == found
     else:
@@ -247,8 +245,7 @@ def test_target_without_a_fact() -> None:
     with pytest.raises(CheckpointError) as caught:
         TargetFacts.from_hf_config({"vocab_size": 9, "hidden_size": 8}, "example/target")
     assert str(caught.value) == (
-        "The config of the target example/target has no num_hidden_layers. A draft cannot be checked against "
-        "it."
+        "The config of the target example/target has no num_hidden_layers. A draft cannot be checked against it."
     )
     with pytest.raises(CheckpointError) as caught:
         TargetFacts.from_hf_config([], "example/target")

@@ -124,6 +124,13 @@ def test_top_level_keys_are_read() -> None:
     assert config.dtype == "bfloat16"
 
 
+def test_the_logits_factor_and_cap_of_each_architecture() -> None:
+    keys = {"output_multiplier": 0.5, "final_logit_softcapping": 20.0}
+    first, second = (parse_config(nested(make(logit_scale=0.25), **keys)) for make in (zlab, zlab2))
+    assert (first.logit_multiplier, first.softcap) == (0.25, None)
+    assert (second.logit_multiplier, second.softcap) == (0.5, 20.0)
+
+
 def test_head_dim_and_kv_heads_are_derived_where_absent() -> None:
     config = parse_config(zlab(head_dim=None, num_key_value_heads=None))
     assert config.head_dim == 16 and config.num_key_value_heads == 4
@@ -333,6 +340,7 @@ def test_speculators_causality(non_causal: Any, layer_types: Any, expected: Any)
         ([], False),
         (None, False),
         ({"speculators_model_type": ["dflash"]}, False),
+        (zlab() | {"speculators_model_type": None}, True),
         ({"architectures": [["DFlashDraftModel"]]}, False),
     ],
 )

@@ -49,7 +49,7 @@ def refusal(call: Callable[[], Any]) -> str:
 def test_folder(tmp_path: Path, make: Any) -> None:
     folder = write_checkpoint(tmp_path / "draft", make(), shapes(make()))
     draft = load_draft(str(folder))
-    assert draft.source == str(folder) and draft.folder == folder
+    assert draft.source == str(folder) and draft.folder == folder and draft.revision is None
     assert draft.config == parse_config(make()) and draft.raw == make()
     assert {name: info.shape for name, info in draft.tensors.items()} == shapes(make())
     assert draft.mask_embedding is None
@@ -139,27 +139,18 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     )
     assert refusal(lambda: load_draft(str(tmp_path))) == f"{tmp_path / 'config.json'} does not exist."
     (tmp_path / "config.json").write_text("{")
-    assert refusal(lambda: load_draft(str(tmp_path))).startswith(
-        f"{tmp_path / 'config.json'} is not valid JSON: "
-    )
+    assert refusal(lambda: load_draft(str(tmp_path))).startswith(f"{tmp_path / 'config.json'} is not valid JSON: ")
     assert refusal(lambda: load_draft("a" * 5000)).endswith("File name too long: '" + "a" * 5000 + "'.")
     assert "is no usable path: it has a null byte." in refusal(lambda: load_draft("a\0b"))
 
 
 def test_config_out_of_bounds(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
-    assert (
-        refusal(lambda: load_draft(str(tmp_path)))
-        == f"{tmp_path / 'config.json'} nests deeper than 32 levels."
-    )
+    assert refusal(lambda: load_draft(str(tmp_path))) == f"{tmp_path / 'config.json'} nests deeper than 32 levels."
     (tmp_path / "config.json").write_text('{"a": ' + "9" * 5000 + "}")
-    assert refusal(lambda: load_draft(str(tmp_path))).startswith(
-        f"{tmp_path / 'config.json'} is not valid JSON: "
-    )
+    assert refusal(lambda: load_draft(str(tmp_path))).startswith(f"{tmp_path / 'config.json'} is not valid JSON: ")
     (tmp_path / "config.json").write_bytes(b" " * (5 << 20))
-    assert refusal(lambda: load_draft(str(tmp_path))) == (
-        f"{tmp_path / 'config.json'} is larger than 4194304 bytes."
-    )
+    assert refusal(lambda: load_draft(str(tmp_path))) == (f"{tmp_path / 'config.json'} is larger than 4194304 bytes.")
 
 
 LOAD = """
@@ -204,9 +195,7 @@ def test_hub(tmp_path: Path) -> None:
     for name, part in zip(names, parts, strict=True):
         write_safetensors(sharded / name, part)
     weight_map = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
-    (sharded / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     pickled = write_checkpoint(tmp_path / "hub/me/pickled", zlab(), {})
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     (tmp_path / "hub/me/empty").mkdir()

@@ -99,9 +99,7 @@ def test_any_json_is_parsed_or_refused(raw: Any) -> None:
     st.lists(st.tuples(st.sampled_from(LEVELS), st.sampled_from(KEYS), JSON), min_size=1, max_size=3),
 )
 @settings(QUICK, max_examples=300)
-def test_a_damaged_config_is_parsed_or_refused(
-    raw: dict[str, Any], edits: list[tuple[str, str, Any]]
-) -> None:
+def test_a_damaged_config_is_parsed_or_refused(raw: dict[str, Any], edits: list[tuple[str, str, Any]]) -> None:
     config = parsed(changed(raw, edits))
     if config is not None:
         assert len(config.layer_windows) == len(config.layer_causal) == config.num_hidden_layers
@@ -115,9 +113,7 @@ def test_a_damaged_config_is_parsed_or_refused(
 @given(
     st.sampled_from(BASES[:4]),
     st.dictionaries(
-        st.sampled_from(
-            ["fc.weight", "norm.weight", "d2t", "t2d", "lm_head.weight", "embed_tokens.weight", "x.scale"]
-        )
+        st.sampled_from(["fc.weight", "norm.weight", "d2t", "t2d", "lm_head.weight", "embed_tokens.weight", "x.scale"])
         | TEXT,
         st.builds(
             TensorInfo,

@@ -225,8 +225,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "unknown layer type",
         zlab(layer_types=[FULL, "linear_attention"]),
-        "layer_types has 'linear_attention'; a DFlash draft has 'full_attention' and 'sliding_attention' "
-        "only.",
+        "layer_types has 'linear_attention'; a DFlash draft has 'full_attention' and 'sliding_attention' only.",
     ),
     (
         "layer_types no list",
@@ -314,9 +313,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
-)
+@pytest.mark.parametrize(("raw", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
 def test_refusal(raw: Any, message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         parse_config(raw)

@@ -42,9 +42,7 @@ def test_against_the_library(tmp_path: Path) -> None:
     }
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     read = read_header(tmp_path / "model.safetensors")
-    assert {name: info.shape for name, info in read.items()} == {
-        n: tuple(t.shape) for n, t in tensors.items()
-    }
+    assert {name: info.shape for name, info in read.items()} == {n: tuple(t.shape) for n, t in tensors.items()}
     assert {name: info.dtype for name, info in read.items()} == {
         "a": "BF16", "b.weight": "I64", "c": "F32", "d": "F8_E4M3", "e": "F32"
     }  # fmt: skip
@@ -54,9 +52,7 @@ def test_against_the_library(tmp_path: Path) -> None:
 
 
 def test_muse_glimmer_sized_file(tmp_path: Path) -> None:
-    shapes = {
-        name: tuple(shape) for name, shape in data("dflash2-muse-glimmer-30b.shapes.json")["shapes"].items()
-    }
+    shapes = {name: tuple(shape) for name, shape in data("dflash2-muse-glimmer-30b.shapes.json")["shapes"].items()}
     path = write_safetensors(tmp_path / "model.safetensors", shapes)
     assert {name: info.shape for name, info in read_header(path).items()} == shapes
 
@@ -133,9 +129,7 @@ def test_pickle_under_the_name_of_safetensors(tmp_path: Path) -> None:
     torch.save({"fc.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     size = (tmp_path / "model.safetensors").stat().st_size
     message = refusal(tmp_path)
-    assert message.startswith(
-        f"model.safetensors is no safetensors file, or is cut short: {size} bytes, of which"
-    )
+    assert message.startswith(f"model.safetensors is no safetensors file, or is cut short: {size} bytes, of which")
 
 
 def test_cut_short(tmp_path: Path) -> None:

@@ -131,9 +131,7 @@ def test_missing_dflash2_tensors(name: str) -> None:
 
 
 def test_unexpected_tensors() -> None:
-    tensors = needed(zlab()) | infos(
-        {"layers.2.input_layernorm.weight": (64,), "confidence_head.weight": (1, 64)}
-    )
+    tensors = needed(zlab()) | infos({"layers.2.input_layernorm.weight": (64,), "confidence_head.weight": (1, 64)})
     assert only(check_tensors(parse_config(zlab()), tensors), "unexpected_tensors") == (
         "The checkpoint has 2 tensors that a DFlashDraftModel of this config.json does not have: "
         "layers.2.input_layernorm.weight, confidence_head.weight. What they were trained to do would be left "
@@ -208,15 +206,11 @@ def test_reduced_vocabulary() -> None:
         "config.json."
     )
     tensors = needed(raw) | {"d2t": TensorInfo("I32", (100,))}
-    assert only(check_tensors(config, tensors), "d2t_dtype") == (
-        "d2t is stored as I32; it holds ids and must be I64."
-    )
+    assert only(check_tensors(config, tensors), "d2t_dtype") == ("d2t is stored as I32; it holds ids and must be I64.")
     assert "lm_head.weight is [256, 64] and should be [100, 64]" in only(
         check_tensors(config, needed(raw, **{"lm_head.weight": (256, 64)})), "tensor_shapes"
     )
-    assert "d2t is [90] and should be [100]" in only(
-        check_tensors(config, needed(raw, d2t=(90,))), "tensor_shapes"
-    )
+    assert "d2t is [90] and should be [100]" in only(check_tensors(config, needed(raw, d2t=(90,))), "tensor_shapes")
 
 
 def test_own_head_that_is_not_there() -> None:
@@ -302,9 +296,7 @@ def test_what_surely_cannot_work_in_a_quantised_draft() -> None:
     )
     raw, tensors = nvfp4()
     tensors["smoothing.weight"] = TensorInfo("BF16", (64,))
-    assert "smoothing.weight" in only(
-        check_tensors(parse_config(raw), tensors), "unexpected_tensors", "warning"
-    )
+    assert "smoothing.weight" in only(check_tensors(parse_config(raw), tensors), "unexpected_tensors", "warning")
 
 
 def test_eight_bit_weights_without_a_word_about_their_scale() -> None:

@@ -43,9 +43,7 @@ def resolve_layer_types(keys: DraftKeys, num_layers: int) -> tuple[str, ...] | N
     return tuple(types)
 
 
-def resolve_windows(
-    keys: DraftKeys, layer_types: tuple[str, ...] | None, num_layers: int
-) -> tuple[int | None, ...]:
+def resolve_windows(keys: DraftKeys, layer_types: tuple[str, ...] | None, num_layers: int) -> tuple[int | None, ...]:
     """The sliding window of each layer in tokens, None for full attention.
 
     A layer slides where `layer_types` says so; `use_swa` makes all slide unless `layer_types` already names
@@ -77,9 +75,7 @@ def resolve_windows(
     return tuple(size if slides else None for slides in sliding)
 
 
-def resolve_causality(
-    keys: DraftKeys, layer_types: tuple[str, ...] | None, num_layers: int
-) -> tuple[bool, ...]:
+def resolve_causality(keys: DraftKeys, layer_types: tuple[str, ...] | None, num_layers: int) -> tuple[bool, ...]:
     """Whether each layer's block is causal: top-level `is_causal`, else `causal`, else where it slides."""
     for override in (keys.top_flag("is_causal"), keys.drafter_flag("causal")):
         if override is not None:

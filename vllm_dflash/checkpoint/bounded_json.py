@@ -35,9 +35,7 @@ def parse_json_object(data: bytes, what: str, max_depth: int = MAX_DEPTH) -> dic
     return value
 
 
-def read_json_object(
-    path: Path, what: str | None = None, max_bytes: int = MAX_CONFIG_BYTES
-) -> dict[str, Any]:
+def read_json_object(path: Path, what: str | None = None, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Read the JSON object in the file `path` of at most `max_bytes` bytes.
 
     Raises CheckpointError if the file is absent, unreadable, too large, or holds anything else.

@@ -76,14 +76,11 @@ def _entries(raw: dict[str, Any], what: str) -> tuple[CatalogEntry, ...]:
         except ValidationError as error:
             detail = error.errors()[0]
             where = ".".join(map(str, detail["loc"])) or "the entry"
-            raise CheckpointError(
-                "bad_catalog", f"{what}, pair {number}: {where}: {detail['msg'].lower()}."
-            ) from None
+            raise CheckpointError("bad_catalog", f"{what}, pair {number}: {where}: {detail['msg'].lower()}.") from None
         if entry.target in entries:
             raise CheckpointError(
                 "bad_catalog",
-                f"{what} names the target {entry.target} twice, with {entries[entry.target].draft} and "
-                f"{entry.draft}.",
+                f"{what} names the target {entry.target} twice, with {entries[entry.target].draft} and {entry.draft}.",
                 fix="Keep one.",
             )
         entries[entry.target] = entry

@@ -62,8 +62,7 @@ def _vocabulary(target: TargetFacts, draft: DraftConfig) -> list[Finding]:
             Finding(
                 "vocab_size",
                 "error",
-                f"The draft's vocabulary has {draft.vocab_size} tokens, that of {target.name} "
-                f"{target.vocab_size}.",
+                f"The draft's vocabulary has {draft.vocab_size} tokens, that of {target.name} {target.vocab_size}.",
                 "A drafted id would mean another token, or none.",
                 _OTHER_DRAFT,
             )
@@ -73,8 +72,7 @@ def _vocabulary(target: TargetFacts, draft: DraftConfig) -> list[Finding]:
             Finding(
                 "vocab_size",
                 "error",
-                f"The draft's head covers {draft.draft_vocab_size} tokens, {target.name} has only "
-                f"{target.vocab_size}.",
+                f"The draft's head covers {draft.draft_vocab_size} tokens, {target.name} has only {target.vocab_size}.",
                 fix=_OTHER_DRAFT,
             )
         )
@@ -139,9 +137,7 @@ def _taps(target: TargetFacts, draft: DraftConfig) -> list[Finding]:
     return []
 
 
-def _widths(
-    target: TargetFacts, draft: DraftConfig, tensors: Mapping[str, TensorInfo] | None
-) -> list[Finding]:
+def _widths(target: TargetFacts, draft: DraftConfig, tensors: Mapping[str, TensorInfo] | None) -> list[Finding]:
     """The taps' width, and the embeddings and the head that the draft shares with the target."""
     stated = draft.target_hidden_size or draft.hidden_size
     if stated != target.hidden_size:

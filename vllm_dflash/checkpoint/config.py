@@ -199,8 +199,8 @@ class DraftConfig(BaseModel):
 
     @property
     def softcap(self) -> float | None:
-        """s of the cap s·tanh(z/s), applied after the multiplier; None where there is no cap."""
-        return self.final_logit_softcapping or None
+        """s of the cap s·tanh(z/s), applied after the multiplier; None where there is none (DFlash has none)."""
+        return self.final_logit_softcapping or None if self.is_dflash2 else None
 
     @property
     def logit_multiplier(self) -> float:

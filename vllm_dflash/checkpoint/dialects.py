@@ -86,7 +86,7 @@ def parse_config(raw: Any, *, num_target_layers: int | None = None) -> DraftConf
     if found is None:
         raise _not_ours(raw)
     architecture, declared = found
-    speculators = "speculators_model_type" in raw
+    speculators = raw.get("speculators_model_type") is not None
     keys = _speculators_keys(raw) if speculators else _zlab_keys(raw, declared)
     _refuse_foreign_layout(keys, raw)
     top = keys.top
@@ -142,7 +142,7 @@ def _architecture(raw: Any) -> tuple[str, str] | None:
     """(canonical architecture, the name in the file), or None for what is not ours."""
     if not isinstance(raw, Mapping):
         return None
-    if "speculators_model_type" in raw:
+    if raw.get("speculators_model_type") is not None:
         kind = raw["speculators_model_type"]
         canonical = SPECULATORS_TYPES.get(kind) if isinstance(kind, str) else None
         return (canonical, f"speculators {kind}") if canonical else None
@@ -162,7 +162,7 @@ def _architecture(raw: Any) -> tuple[str, str] | None:
 def _not_ours(raw: Any) -> CheckpointError:
     if not isinstance(raw, Mapping):
         return CheckpointError("bad_json", f"config.json holds a {type(raw).__name__}, not a JSON object.")
-    if "speculators_model_type" in raw:
+    if raw.get("speculators_model_type") is not None:
         return CheckpointError(
             "not_ours",
             f"The checkpoint is a speculators draft of type {shown(raw['speculators_model_type'])}.",
@@ -196,17 +196,11 @@ def _speculators_keys(raw: Mapping[str, Any]) -> DraftKeys:
     """
     top = dict(as_object("transformer_layer_config", raw.get("transformer_layer_config")))
     if not top:
-        raise CheckpointError(
-            "bad_config", "config.json lacks transformer_layer_config, the draft's layer shape."
-        )
+        raise CheckpointError("bad_config", "config.json lacks transformer_layer_config, the draft's layer shape.")
     nested = {key: raw[key] for key in DRAFTER_KEYS if raw.get(key) is not None}
     if raw.get("aux_hidden_state_layer_ids") is None:
-        raise CheckpointError(
-            "bad_config", "config.json lacks aux_hidden_state_layer_ids, the tapped target layers."
-        )
-    nested["target_layer_ids"] = _counted_from_one(
-        "aux_hidden_state_layer_ids", raw["aux_hidden_state_layer_ids"]
-    )
+        raise CheckpointError("bad_config", "config.json lacks aux_hidden_state_layer_ids, the tapped target layers.")
+    nested["target_layer_ids"] = _counted_from_one("aux_hidden_state_layer_ids", raw["aux_hidden_state_layer_ids"])
     if as_flag("sliding_window_non_causal", raw.get("sliding_window_non_causal")) is not False:
         nested["causal"] = False
     for key in ("target_hidden_size", "draft_vocab_size", "has_own_lm_head", "is_causal"):
@@ -245,8 +239,7 @@ def _taps(keys: DraftKeys, num_draft_layers: int, num_target_layers: int | None)
         if from_eagle is not None and tuple(from_eagle) != taps:
             raise CheckpointError(
                 "bad_config",
-                f"target_layer_ids {list(taps)} and eagle_aux_hidden_state_layer_ids {shown(eagle)} "
-                "disagree.",
+                f"target_layer_ids {list(taps)} and eagle_aux_hidden_state_layer_ids {shown(eagle)} disagree.",
                 "The second counts from 1, so it should be the first plus one.",
                 "Keep the ids the draft was trained with; off by one is silent and only acceptance drops.",
             )
@@ -298,8 +291,7 @@ def _head_fields(top: Mapping[str, Any]) -> dict[str, Any]:
         if hidden % heads:
             raise CheckpointError(
                 "bad_config",
-                f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is "
-                "not given.",
+                f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is not given.",
             )
         head_dim = hidden // heads
     return {"num_key_value_heads": heads if kv_heads is None else kv_heads, "head_dim": head_dim}

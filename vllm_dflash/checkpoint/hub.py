@@ -37,9 +37,7 @@ def fetch_file(repo_id: str, name: str, revision: str | None) -> Path | None:
         raise _unreachable(repo_id, revision, error) from None
 
 
-def read_hub_tensors(
-    repo_id: str, revision: str, snapshot: Path
-) -> tuple[dict[str, TensorInfo], Path | None]:
+def read_hub_tensors(repo_id: str, revision: str, snapshot: Path) -> tuple[dict[str, TensorInfo], Path | None]:
     """(name to TensorInfo of a hub model's weights, `snapshot` if they are cached there).
 
     Weights that are not cached are not downloaded; ranged reads give their headers. Raises CheckpointError,

@@ -71,13 +71,9 @@ def as_count(key: str, value: Any) -> int | None:
 
 def as_layer_ids(key: str, value: Any) -> tuple[int, ...]:
     """`value` as a tuple of whole numbers; raises CheckpointError for anything but a list of them."""
-    if isinstance(value, list) and all(
-        isinstance(item, int) and not isinstance(item, bool) for item in value
-    ):
+    if isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
         return tuple(value)
-    raise CheckpointError(
-        "bad_config", f"{key} is {shown(value)} in config.json; it must be a list of whole numbers."
-    )
+    raise CheckpointError("bad_config", f"{key} is {shown(value)} in config.json; it must be a list of whole numbers.")
 
 
 def as_object(key: str, value: Any) -> Mapping[str, Any]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class DraftCheckpoint:
     """One draft: `tensors` are the headers under the checkpoint's own names, `mask_embedding` is [H] or None.
 
-    `folder` is where its files are, or None for a hub model whose weights have not been downloaded.
+    `source` and `revision` are what was asked for. `folder` is where the files are, or None for a hub model
+    whose weights have not been downloaded.
     """
 
     source: str
@@ -65,9 +66,7 @@ def load_draft(
         mask = fetch_file(path_or_id, MASK_EMBEDDING_FILE, commit)
     embedding = None
     if mask is not None and mask.exists():
-        embedding = read_mask_embedding(
-            mask, hidden_size=config.hidden_size, mask_token_id=config.mask_token_id
-        )
+        embedding = read_mask_embedding(mask, hidden_size=config.hidden_size, mask_token_id=config.mask_token_id)
     if folder is not None and config.reduced_vocabulary and "d2t" in tensors:
         check_d2t(folder, tensors["d2t"], config)
     return DraftCheckpoint(path_or_id, folder, raw, config, tensors, embedding, revision)

@@ -38,9 +38,7 @@ def read_mask_embedding(path: Path, *, hidden_size: int, mask_token_id: int) -> 
     except Exception as error:
         # torch.load has no error type of its own for a damaged or refused file.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise _bad(
-            f"cannot be loaded with weights_only ({reason[:160]}).", "Save it as a plain tensor."
-        ) from None
+        raise _bad(f"cannot be loaded with weights_only ({reason[:160]}).", "Save it as a plain tensor.") from None
     if isinstance(state, dict):
         stated = state.get("mask_token_id", mask_token_id)
         if isinstance(stated, torch.Tensor) and stated.numel() == 1:

@@ -36,9 +36,7 @@ def resolve_rope(top: Mapping[str, Any], layer_types: tuple[str, ...] | None) ->
     if rope_type == "mrope":
         rope_type = "default"
     if rope_type not in ROPE_TYPES:
-        raise CheckpointError(
-            "bad_rope", f"rope_type is {shown(rope_type)}; known are {', '.join(ROPE_TYPES)}."
-        )
+        raise CheckpointError("bad_rope", f"rope_type is {shown(rope_type)}; known are {', '.join(ROPE_TYPES)}.")
     partial = _number("partial_rotary_factor", parameters.get("partial_rotary_factor"), top, 1.0)
     theta = _number("rope_theta", parameters.get("rope_theta"), top, DEFAULT_THETA)
     if rope_type in ("linear", "dynamic", "yarn", "llama3"):
@@ -50,9 +48,7 @@ def resolve_rope(top: Mapping[str, Any], layer_types: tuple[str, ...] | None) ->
     return kept | {"rope_type": rope_type, "rope_theta": theta}, partial
 
 
-def _one_for_all(
-    key: str, stated: Mapping[str, Any], layer_types: tuple[str, ...] | None
-) -> Mapping[str, Any]:
+def _one_for_all(key: str, stated: Mapping[str, Any], layer_types: tuple[str, ...] | None) -> Mapping[str, Any]:
     """`stated`, or the one set that all layers share where it is given a layer type at a time."""
     by_type = {kind: value for kind, value in stated.items() if kind.endswith("_attention")}
     if not by_type:
@@ -82,6 +78,4 @@ def _number(key: str, value: Any, top: Mapping[str, Any], default: float | None)
     value = default if value is None else value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e30:
         return float(value)
-    raise CheckpointError(
-        "bad_rope", f"RoPE's {key} is {shown(value)} in config.json; it must be a number above 0."
-    )
+    raise CheckpointError("bad_rope", f"RoPE's {key} is {shown(value)} in config.json; it must be a number above 0.")

@@ -62,9 +62,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     header = parse_json_object(data, f"The header of {path.name}", max_depth=8)
     start = 8 + length
     tensors = {
-        name: _tensor_info(name, entry, path.name, start)
-        for name, entry in header.items()
-        if name != "__metadata__"
+        name: _tensor_info(name, entry, path.name, start) for name, entry in header.items() if name != "__metadata__"
     }
     _check_tiling(tensors, path.name, start, size)
     return tensors
@@ -80,9 +78,7 @@ def read_folder(folder: Path) -> dict[str, TensorInfo]:
     for name in safetensors_files(folder):
         for tensor, info in read_header(folder / name).items():
             if tensor in tensors:
-                raise CheckpointError(
-                    "bad_weights", f"{tensor} stands both in {tensors[tensor].file} and in {name}."
-                )
+                raise CheckpointError("bad_weights", f"{tensor} stands both in {tensors[tensor].file} and in {name}.")
             tensors[tensor] = info
     return tensors
 
@@ -128,9 +124,7 @@ def index_files(index: dict[str, Any]) -> list[str]:
             )
         names[name] = None
     if len(names) > MAX_FILES:
-        raise CheckpointError(
-            "bad_weights", f"{INDEX_FILE} names {len(names)} files; at most {MAX_FILES} are read."
-        )
+        raise CheckpointError("bad_weights", f"{INDEX_FILE} names {len(names)} files; at most {MAX_FILES} are read.")
     return list(names)
 
 
@@ -143,9 +137,7 @@ def no_safetensors(where: str, pickles: list[str]) -> CheckpointError:
             "A pickle can run code when it is loaded, so this package never loads one as weights.",
             "Convert it to model.safetensors, or use a checkpoint published as safetensors.",
         )
-    return CheckpointError(
-        "no_weights", f"{where} has no safetensors weights.", fix="Check the path or download it."
-    )
+    return CheckpointError("no_weights", f"{where} has no safetensors weights.", fix="Check the path or download it.")
 
 
 def _tensor_info(name: str, entry: Any, file: str, start: int) -> TensorInfo:
@@ -169,9 +161,7 @@ def _tensor_info(name: str, entry: Any, file: str, start: int) -> TensorInfo:
             bits = _BITS.get(dtype)
             if begin <= end and (bits is None or (end - begin) * 8 == math.prod(shape) * bits):
                 return TensorInfo(dtype, tuple(shape), file, start + begin, start + end)
-    raise CheckpointError(
-        "bad_weights", f"The header of {file} describes {name[:80]!r} wrongly: {str(entry)[:120]}."
-    )
+    raise CheckpointError("bad_weights", f"The header of {file} describes {name[:80]!r} wrongly: {str(entry)[:120]}.")
 
 
 def _check_tiling(tensors: dict[str, TensorInfo], file: str, start: int, size: int) -> None:

@@ -168,11 +168,7 @@ def check_tensors(
                 "Take config.json and weights from the same revision.",
             )
         )
-    return (
-        findings
-        + _shapes(config, named, allowed, quantised, target_hidden_size)
-        + _dtypes(config, named, allowed)
-    )
+    return findings + _shapes(config, named, allowed, quantised, target_hidden_size) + _dtypes(config, named, allowed)
 
 
 def _foreign(config: DraftConfig, named: Mapping[str, TensorInfo]) -> list[Finding]:
@@ -233,9 +229,7 @@ def _vocabulary(config: DraftConfig, named: Mapping[str, TensorInfo]) -> list[Fi
         )
     d2t = named.get("d2t")
     if d2t is not None and d2t.dtype != "I64":
-        findings.append(
-            Finding("d2t_dtype", "error", f"d2t is stored as {d2t.dtype}; it holds ids and must be I64.")
-        )
+        findings.append(Finding("d2t_dtype", "error", f"d2t is stored as {d2t.dtype}; it holds ids and must be I64."))
     return findings
 
 
