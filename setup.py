@@ -24,15 +24,11 @@ ROOT = Path(__file__).parent.resolve()
 CSRC = ROOT / "csrc"
 ARCHS = ["75", "80", "86", "89", "90", "100", "120"]
 OLDEST_TORCH = "0x020a000000000000"  # 2.10
-X86 = platform.machine() in ("x86_64", "AMD64")
-ISAS = {"baseline": []} | (
-    {
-        "avx2": ["-mavx2", "-mfma", "-mf16c"],
-        "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512".split(),
-    }
-    if X86
-    else {}
-)
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
+ISAS = {"baseline": [], "avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
+if platform.machine() not in ("x86_64", "AMD64"):
+    ISAS = {"baseline": []}
 
 
 def headers() -> list[Path]:
@@ -51,6 +47,12 @@ def compiler() -> str:
         "vllm-dflash: no C++ compiler found (CXX, g++, clang++). Install one, or set VLLM_DFLASH_NATIVE=0"
         " to install without the extension; its operations then run as slower torch code."
     )
+
+
+def accepts(cxx: list[str], flags: list[str]) -> bool:
+    """Whether the compiler knows these flags; an older one leaves the newer instruction sets out."""
+    command = [*cxx, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
+    return not flags or subprocess.run(command, capture_output=True).returncode == 0
 
 
 def toolkit() -> Path | None:
@@ -93,10 +95,11 @@ class BuildExtension(build_ext):
         torch_flags = [f"-DTORCH_TARGET_VERSION={OLDEST_TORCH}", "-DTORCH_STABLE_ONLY"]
         torch_flags += ["-DPy_LIMITED_API=0x030B0000"]
         torch_flags += [f"-isystem{path}" for path in [*include_paths(), *self.include_dirs]]
-        torch_flags += ["-DDFLASH_CUDA"] * bool(cuda) + ["-DDFLASH_X86"] * X86
+        isas = {isa: machine for isa, machine in ISAS.items() if accepts(cxx, machine)}
+        torch_flags += [f"-DDFLASH_{isa.upper()}" for isa in isas] + ["-DDFLASH_CUDA"] * bool(cuda)
         loops = CSRC / "cpu" / "kernels.cpp"
         commands = [(path, [*cxx, *flags, *torch_flags, "-c"]) for path in sources(".cpp") if path != loops]
-        for isa, machine in ISAS.items():
+        for isa, machine in isas.items():
             exact = ["-fno-math-errno", "-fno-trapping-math", f"-DDFLASH_ISA={isa}"]
             commands.append((loops, [*cxx, *flags, *exact, *machine, "-c"]))
         link = []

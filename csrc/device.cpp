@@ -38,7 +38,7 @@ bool has_cuda() {
 
 std::string cpu_isa(std::optional<std::string> use) {
   const char* name = use ? use_kernels(use->c_str()) : kernels().name;
-  if (!name) fail("cpu_isa", "this processor or this build has no \"", *use, "\"; choose baseline, avx2 or avx512");
+  if (!name) fail("cpu_isa", "this processor or this build has no \"", *use, "\"; choose baseline, avx2, avx512 or avx512bf16");
   return name;
 }
 

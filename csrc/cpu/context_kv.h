@@ -10,41 +10,56 @@ namespace {
 
 constexpr int64_t max_head_size = 1024;
 
-// x [size] -> out [size]; cos and sin [rotated / 2]; multiplied by `scale` last.
-template <typename From, typename To>
+// x [size] -> out [size], cos and sin [rotated / 2], `scale` last. With a size known to the compiler (and a full
+// rotation by halves) the head stays in registers.
+template <int64_t known_size, typename From, typename To>
 VECTOR_FN void key_head(const From* x, To* out, const float* norm, const float* cos, const float* sin, const Context& a,
                         float scale) {
-  alignas(64) float y[max_head_size];
+  const int64_t size = known_size ? known_size : a.size, half = known_size ? known_size / 2 : a.rotated / 2;
+  alignas(64) float buffer[known_size ? 1 : max_head_size];
+  Floats held[known_size ? known_size / lanes : 1];
+  const auto at = [&](int64_t i) { return known_size ? held[i / lanes] : load(buffer + i, size - i); };
   Floats squares{};
-  for (int64_t i = 0; i < a.size; i += lanes) {
-    const Floats value = load(x + i, a.size - i);
+  for (int64_t i = 0; i < size; i += lanes) {
+    const Floats value = load(x + i, size - i);
     squares += value * value;
-    store(y + i, value, a.size - i);
+    if (known_size)
+      held[i / lanes] = value;
+    else
+      store(buffer + i, value, size - i);
   }
-  const float inverse = scale / __builtin_sqrtf(sum(squares) / float(a.size) + a.eps);
-  const int64_t half = a.rotated / 2;
-  if (a.is_neox) {
+  const float inverse = scale / __builtin_sqrtf(sum(squares) / float(size) + a.eps);
+  if (known_size || a.is_neox) {
     for (int64_t i = 0; i < half; i += lanes) {
       const int64_t n = half - i;
       const Floats c = load(cos + i, n), s = load(sin + i, n);
-      const Floats first = load(y + i, n) * inverse * load(norm + i, n);
-      const Floats second = load(y + half + i, n) * inverse * load(norm + half + i, n);
+      const Floats first = at(i) * inverse * load(norm + i, n);
+      const Floats second = (known_size ? at(half + i) : load(buffer + half + i, n)) * inverse * load(norm + half + i, n);
       store(out + i, first * c - second * s, n);
       store(out + half + i, second * c + first * s, n);
     }
   } else {
     for (int64_t i = 0; i < half; ++i) {
-      const float first = y[2 * i] * inverse * norm[2 * i], second = y[2 * i + 1] * inverse * norm[2 * i + 1];
-      y[2 * i] = first * cos[i] - second * sin[i];
-      y[2 * i + 1] = second * cos[i] + first * sin[i];
+      const float first = buffer[2 * i] * inverse * norm[2 * i], second = buffer[2 * i + 1] * inverse * norm[2 * i + 1];
+      buffer[2 * i] = first * cos[i] - second * sin[i];
+      buffer[2 * i + 1] = second * cos[i] + first * sin[i];
     }
-    for (int64_t i = 0; i < a.rotated; i += lanes) store(out + i, load(y + i, a.rotated - i), a.rotated - i);
+    for (int64_t i = 0; i < a.rotated; i += lanes) store(out + i, at(i), a.rotated - i);
   }
-  for (int64_t i = a.rotated; i < a.size; i += lanes)
-    store(out + i, load(y + i, a.size - i) * inverse * load(norm + i, a.size - i), a.size - i);
+  if (!known_size)
+    for (int64_t i = a.rotated; i < size; i += lanes)
+      store(out + i, load(buffer + i, size - i) * inverse * load(norm + i, size - i), size - i);
 }
 
-template <typename From, typename To> VECTOR_FN void value_head(const From* x, To* out, int64_t size, float scale) {
+template <typename A, typename B> struct Same { static constexpr bool value = false; };
+template <typename A> struct Same<A, A> { static constexpr bool value = true; };
+
+template <typename From, typename To>
+VECTOR_FN void value_head(const From* x, To* out, int64_t size, const Context& a, float scale) {
+  if (Same<From, To>::value && !a.scales_values) {
+    __builtin_memcpy(out, x, size * sizeof(To));
+    return;
+  }
   for (int64_t i = 0; i < size; i += lanes) store(out + i, load(x + i, size - i) * scale, size - i);
 }
 
@@ -60,7 +75,7 @@ void to_floats(const void* from, Type type, int64_t n, float* to) {
 
 VECTOR_FN int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : type == Type::e4m3 ? 1 : 2; }
 
-template <typename From, typename To>
+template <int64_t known_size, typename From, typename To>
 void context(const Context& a, const Destination& d, const float* k_norm, int64_t begin, int64_t end) {
   alignas(64) float angles[max_head_size];  // cos | sin
   const bool fp8 = d.type == Type::e4m3;
@@ -82,9 +97,9 @@ void context(const Context& a, const Destination& d, const float* k_norm, int64_
       const From* k = static_cast<const From*>(a.kv) + t * a.kv_row + layer * a.kv_layer;
       for (int64_t head = 0; head < a.heads; ++head) {
         if (known) {
-          key_head(k + head * a.kv_head, key + head * d.key_head, k_norm + layer * a.size, angles,
+          key_head<known_size>(k + head * a.kv_head, key + head * d.key_head, k_norm + layer * a.size, angles,
                    angles + a.rotated / 2, a, key_scale);
-          value_head(k + a.kv_side + head * a.kv_head, value + head * d.value_head, a.size, value_scale);
+          value_head(k + a.kv_side + head * a.kv_head, value + head * d.value_head, a.size, a, value_scale);
         } else {
           __builtin_memset(key + head * d.key_head, 0, a.size * sizeof(To));
           __builtin_memset(value + head * d.value_head, 0, a.size * sizeof(To));
@@ -92,6 +107,13 @@ void context(const Context& a, const Destination& d, const float* k_norm, int64_
       }
     }
   }
+}
+
+template <typename From, typename To>
+void context(const Context& a, const Destination& d, const float* k_norm, int64_t begin, int64_t end) {
+  if (a.is_neox && a.size == 128 && a.rotated == 128) return context<128, From, To>(a, d, k_norm, begin, end);
+  if (a.is_neox && a.size == 64 && a.rotated == 64) return context<64, From, To>(a, d, k_norm, begin, end);
+  context<0, From, To>(a, d, k_norm, begin, end);
 }
 
 template <typename From>

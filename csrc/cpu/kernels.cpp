@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled once an instruction set, with -DDFLASH_ISA=baseline, avx2 or avx512 and that set's compiler flags.
+// Compiled once an instruction set, with -DDFLASH_ISA=baseline, avx2 ... and that set's compiler flags.
 #include "context_kv.h"
 #include "convolution.h"
 #include "kernels.h"

@@ -7,24 +7,30 @@
 namespace dflash {
 
 namespace baseline { extern const Kernels table; }
-#ifdef DFLASH_X86
 namespace avx2 { extern const Kernels table; }
 namespace avx512 { extern const Kernels table; }
-#endif
+namespace avx512bf16 { extern const Kernels table; }
 
 namespace {
 
-// Best first.
+// The i-th best that was compiled and that this processor has, null after the last.
 const Kernels* available(int i) {
-  int found = 0;
-#ifdef DFLASH_X86
+#if defined(DFLASH_AVX2) || defined(DFLASH_AVX512) || defined(DFLASH_AVX512BF16)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && found++ == i)
-    return &avx512::table;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && found++ == i) return &avx2::table;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #endif
-  return found == i ? &baseline::table : nullptr;
+#ifdef DFLASH_AVX512BF16
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && i-- == 0) return &avx512bf16::table;
+#endif
+#ifdef DFLASH_AVX512
+  if (avx512 && i-- == 0) return &avx512::table;
+#endif
+#ifdef DFLASH_AVX2
+  if (avx2 && i-- == 0) return &avx2::table;
+#endif
+  return i == 0 ? &baseline::table : nullptr;
 }
 
 std::atomic<const Kernels*> chosen{nullptr};

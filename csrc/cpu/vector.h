@@ -3,6 +3,10 @@
 // (kernels.cpp). Everything here is inlined and nothing comes from the standard library, so no code of one
 // instruction set can be linked into another's.
 #pragma once
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #include "../numbers.h"
 
 namespace dflash {
@@ -53,10 +57,15 @@ VECTOR_FN Floats load(const f16* p) {
 VECTOR_FN void store(float* p, Floats x) { __builtin_memcpy(p, &x, sizeof x); }
 
 VECTOR_FN void store(bf16* p, Floats x) {
+#ifdef __AVX512BF16__
+  const __m256bh out = _mm512_cvtneps_pbh(x);
+  __builtin_memcpy(p, &out, sizeof out);
+#else
   const Words bits = (Words)x;
   const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   const Halves out = __builtin_convertvector(x == x ? rounded : (rounded & 0) + 0x7fc0, Halves);
   __builtin_memcpy(p, &out, sizeof out);
+#endif
 }
 
 VECTOR_FN void store(f16* p, Floats x) {
@@ -95,13 +104,23 @@ template <typename T> VECTOR_FN void store(T* p, Floats x, int64_t n) {
   __builtin_memcpy(p, padded, n * sizeof(T));
 }
 
-VECTOR_FN float sum(Floats x) {
-  float total = 0.0f;
-  for (int i = 0; i < lanes; ++i) total += x[i];
-  return total;
+VECTOR_FN Floats larger(Floats a, Floats b) { return a > b ? a : b; }  // b where a is NaN
+
+typedef float Quad __attribute__((vector_size(16)));
+
+// Quarter i of a register of sixteen, half i of one of eight.
+VECTOR_FN Quad quad(Floats x, int i) {
+  Quad part;
+  __builtin_memcpy(&part, reinterpret_cast<const char*>(&x) + 16 * i, sizeof part);
+  return part;
 }
 
-VECTOR_FN Floats larger(Floats a, Floats b) { return a > b ? a : b; }  // b where a is NaN
+VECTOR_FN float sum(Floats x) {
+  Quad part = quad(x, 0);
+  if (lanes == 8) part += quad(x, 1 % (lanes / 4));
+  if (lanes == 16) part = (part + quad(x, 1 % (lanes / 4))) + (quad(x, 2 % (lanes / 4)) + quad(x, 3 % (lanes / 4)));
+  return (part[0] + part[1]) + (part[2] + part[3]);
+}
 
 VECTOR_FN float max(Floats x) {
   float top = -infinity;

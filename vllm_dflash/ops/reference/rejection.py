@@ -38,6 +38,12 @@ def proposal(
     return torch.where((real & sampled)[:, None], q, torch.where(real[:, None], one_hot, 0.0))
 
 
+def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Weights [B, V] of the token after a rejection: max(p - q, 0), or p where that sums to 0."""
+    rest = (p - q).clamp(min=0)
+    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+
+
 def reject_sparse(
     logits: torch.Tensor,
     draft_rows: torch.Tensor,
@@ -71,9 +77,7 @@ def reject_sparse(
         u = noise.uniform(seeds, anchor_positions, slot, noise.ACCEPT)
         real = (draft >= 0) & (draft < vocabulary)
         accept = judged & real & (u * q.gather(1, index)[:, 0] < p.gather(1, index)[:, 0])
-        residual = (p - q).clamp(min=0)
-        weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
-        recovered = inverse_cdf(weights, noise.uniform(seeds, anchor_positions, slot, noise.RECOVER))
+        recovered = inverse_cdf(residual(p, q), noise.uniform(seeds, anchor_positions, slot, noise.RECOVER))
         token = torch.where(accept, draft, recovered).to(torch.int32)
         out[:, slot - 1] = torch.where(judged, token, out[:, slot - 1])
         accepted += accept
