@@ -52,9 +52,7 @@ def read_config(directory: Path, num_target_layers: int) -> ReferenceConfig:
     def either(name: str, default: Any = None) -> Any:
         return inner.get(name, raw.get(name, default))
 
-    assert not either("sample_from_anchor", False), (
-        "blocks that sample from their anchor belong to another method"
-    )
+    assert not either("sample_from_anchor", False), "blocks that sample from their anchor belong to another method"
     num_layers = raw["num_hidden_layers"]
     layer_types = raw.get("layer_types") or ["full_attention"] * num_layers
     uses_window = [kind == SLIDING for kind in layer_types]

@@ -46,8 +46,7 @@ class ReferenceDrafter:
     ) -> None:
         self.config = config
         self.weights = {
-            name: weight.to(target.dtype) if weight.is_floating_point() else weight
-            for name, weight in weights.items()
+            name: weight.to(target.dtype) if weight.is_floating_point() else weight for name, weight in weights.items()
         }
         self.embedding = self.weights.get("embed_tokens.weight", target.embedding)
         self.lm_head = self.weights.get("lm_head.weight", target.lm_head)
@@ -99,9 +98,7 @@ class ReferenceDrafter:
         cap = self.config.softcap
         return cap * torch.tanh(logits / cap) if cap > 0 else logits
 
-    def transition(
-        self, hidden: torch.Tensor, predecessor: torch.Tensor, successors: torch.Tensor
-    ) -> torch.Tensor:
+    def transition(self, hidden: torch.Tensor, predecessor: torch.Tensor, successors: torch.Tensor) -> torch.Tensor:
         """Σ_r A[a, r] · e[r] · Bc[b, r] for predecessors [...], successors [..., C], hidden [..., H]."""
         weights = self.weights
         projected = F.linear(hidden, weights["candidate_selector.hidden_projection.weight"])
@@ -183,9 +180,7 @@ class ReferenceDrafter:
             weights = weights.masked_fill(~visible[:, None], float("-inf"))
             if config.has_sinks:
                 sinks = self.weights[f"{name}.attention_sink_bias"][None, :, None, None]
-                weights = torch.cat([weights, sinks.expand(blocks, -1, rows, 1)], dim=-1).softmax(-1)[
-                    ..., :-1
-                ]
+                weights = torch.cat([weights, sinks.expand(blocks, -1, rows, 1)], dim=-1).softmax(-1)[..., :-1]
             else:
                 weights = weights.softmax(-1)
             out = torch.einsum("nhqk,nkhd->nqhd", weights, values).flatten(2)
@@ -210,9 +205,7 @@ class ReferenceDrafter:
                 visible = visible & (-distance < window)
         return visible
 
-    def _key_value(
-        self, layer: int, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _key_value(self, layer: int, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [..., nkv, hd] of rows x [..., H]: one set of weights for context and block."""
         config, name = self.config, f"layers.{layer}.self_attn"
         heads = (config.num_kv_heads, config.head_dim)

@@ -12,9 +12,7 @@ class ReferenceTarget:
     """A target in `dtype`, batch 1, without a KV cache: every call runs the whole sequence."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float64) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation="eager"
-        ).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
         self.model.requires_grad_(False)
         self.dtype = dtype
         self.layers = self.model.model.layers
@@ -30,9 +28,7 @@ class ReferenceTarget:
         return self.model.get_output_embeddings().weight
 
     @torch.no_grad()
-    def run(
-        self, token_ids: Sequence[int], layer_ids: Sequence[int] = ()
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, token_ids: Sequence[int], layer_ids: Sequence[int] = ()) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [T, V] and taps [T, F·Ht] of a sequence.
 
         A tap is the residual stream as its layer leaves it. It is read by hooks, because transformers' own

@@ -41,9 +41,7 @@ def block_of(drafter: ReferenceDrafter, target: ReferenceTarget, token_ids: list
     """Hidden states [B, H] of one block behind the whole of `token_ids` as context."""
     context = context_of(target, drafter, token_ids)
     positions = len(token_ids) + torch.arange(len(block))
-    return drafter.block_hidden(
-        torch.tensor([block]), positions[None], context, torch.arange(len(token_ids))
-    )[0]
+    return drafter.block_hidden(torch.tensor([block]), positions[None], context, torch.arange(len(token_ids)))[0]
 
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -127,9 +125,7 @@ def test_a_block_without_context_is_a_qwen3_forward(tmp_path, target):
             rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
         )
     ).to(torch.float64)
-    own = {
-        name: weight for name, weight in drafter.weights.items() if not name.startswith(("fc", "hidden_norm"))
-    }
+    own = {name: weight for name, weight in drafter.weights.items() if not name.startswith(("fc", "hidden_norm"))}
     model.load_state_dict(own | {"embed_tokens.weight": target.embedding})
     block = torch.tensor([text(9)])
     nothing = [(torch.zeros(0, 2, 32, dtype=torch.float64),) * 2] * shape.num_layers
@@ -229,16 +225,12 @@ def test_blocks_do_not_see_each_other(tmp_path, target):
     together = drafter.block_hidden(blocks, places, context, positions)
     for index, start in enumerate(starts.tolist()):
         before = [(key[:start], value[:start]) for key, value in context]
-        alone = drafter.block_hidden(
-            blocks[index : index + 1], places[index : index + 1], before, positions[:start]
-        )
+        alone = drafter.block_hidden(blocks[index : index + 1], places[index : index + 1], before, positions[:start])
         assert same(together[index], alone[0])
 
 
 def test_logits_are_multiplied_then_capped(tmp_path, target):
-    drafter = drafter_of(
-        tmp_path, target, architecture="dflash2", output_multiplier=3.0, final_logit_softcapping=2.0
-    )
+    drafter = drafter_of(tmp_path, target, architecture="dflash2", output_multiplier=3.0, final_logit_softcapping=2.0)
     hidden = torch.randn(4, 64, dtype=torch.float64)
     plain = hidden @ target.lm_head.T
     assert same(drafter.logits(hidden), 2.0 * torch.tanh(3.0 * plain / 2.0))
@@ -250,9 +242,7 @@ def test_greedy_path_is_the_best_successor_of_each_choice(tmp_path, target):
     draft = drafts_at(context_of(target, drafter, token_ids), drafter, token_ids, 19)
     hidden = block_of(drafter, target, token_ids[:19], [token_ids[19]] + [0] * 7)[1:]
     projected = hidden @ drafter.weights["candidate_selector.hidden_projection.weight"].T
-    before, after = (
-        drafter.weights[f"candidate_selector.{side}_codebook"] for side in ("predecessor", "successor")
-    )
+    before, after = (drafter.weights[f"candidate_selector.{side}_codebook"] for side in ("predecessor", "successor"))
     previous, path = token_ids[19], []
     for slot in range(7):
         best = {}

@@ -228,9 +228,7 @@ def drafter_config(shape: DrafterShape, target: TargetShape) -> dict[str, Any]:
         speculators_config={
             "algorithm": shape.architecture,
             "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {"proposal_type": "greedy", "speculative_tokens": shape.num_speculative_tokens}
-            ],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": shape.num_speculative_tokens}],
             "verifier": {"name_or_path": "", "architectures": []},
         },
     )
@@ -291,9 +289,7 @@ def drafter_weights(shape: DrafterShape, target: TargetShape) -> dict[str, torch
             identity[:, 0] = 1
             for name in ("attention_conv", "mlp_conv"):
                 weights[f"{layer}.{name}.base_kernel"] = identity + normal(2, taps, hidden, gain=0.4)
-                weights[f"{layer}.{name}.kernel_projection.weight"] = linear(
-                    2 * taps * groups, hidden, gain=0.4
-                )
+                weights[f"{layer}.{name}.kernel_projection.weight"] = linear(2 * taps * groups, hidden, gain=0.4)
     if shape.architecture == "dflash2":
         rank, vocabulary = shape.selector_rank, target.vocab_size
         weights |= {
@@ -326,11 +322,7 @@ def write_drafter(
     if shape.mask_embedding is not None:
         generator = torch.Generator().manual_seed(shape.seed + 1)
         row = torch.randn(shape.hidden_size, generator=generator)
-        state = (
-            row
-            if shape.mask_embedding == "tensor"
-            else {"embedding": row, "mask_token_id": shape.mask_token_id}
-        )
+        state = row if shape.mask_embedding == "tensor" else {"embedding": row, "mask_token_id": shape.mask_token_id}
         torch.save(state, directory / "mask_embedding.pt")
     return directory
 

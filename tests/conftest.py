@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options and fixtures of every test: who serves, shared engine processes, checkpoints made once a session."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.checkpoints import DrafterShape, Pair, TargetShape, make_drafter, make_target
+from tests.support.engine import EngineProcess
+from tests.support.pairs import TRAINED, demo_pair, trained_pair
+from tests.support.serving import Serving
+
+# Tests share two cores with the engines they start.
+torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("vllm-dflash")
+    group.addoption(
+        "--serving",
+        choices=("plugin", "stock"),
+        default="plugin",
+        help="who serves the drafters under test; stock (the plug-in not loaded) judges the suites themselves",
+    )
+    group.addoption(
+        "--demo-pair", type=Path, default=Path(".demo"), help="folder of target/ and drafter/ (make demo-pair)"
+    )
+
+
+@pytest.fixture(scope="session")
+def plugin(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("--serving") == "plugin"
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Callable[..., EngineProcess]]:
+    """The session's engine processes: the same keywords give the same process again."""
+    running: dict[tuple, EngineProcess] = {}
+
+    def process(**options) -> EngineProcess:
+        key = tuple(sorted(options.items()))
+        if key not in running or running[key].process.poll() is not None:
+            running[key] = EngineProcess(**options)
+        return running[key]
+
+    yield process
+    for one in running.values():
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def serving(plugin: bool, processes: Callable[..., EngineProcess]) -> Serving:
+    return Serving(plugin, processes)
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DrafterShape, TargetShape], Pair]:
+    """Writes a random pair; a target of one shape is written once."""
+    root = tmp_path_factory.mktemp("pairs")
+    targets: dict[TargetShape, Path] = {}
+    drafters: dict[tuple[DrafterShape, TargetShape], Path] = {}
+
+    def pair(drafter: DrafterShape, target: TargetShape = TargetShape()) -> Pair:
+        if target not in targets:
+            targets[target] = make_target(root / f"target-{len(targets)}", target)
+        if (drafter, target) not in drafters:
+            drafters[drafter, target] = make_drafter(root / f"drafter-{len(drafters)}", drafter, target)
+        return Pair(targets[target], drafters[drafter, target], target, drafter)
+
+    return pair
+
+
+@pytest.fixture(scope="session")
+def trained(pytestconfig: pytest.Config) -> Callable[[str], Pair]:
+    """A tiny pair by its name in `pairs.TRAINED`, whose drafter is often right. Kept in pytest's cache."""
+    return lambda name: trained_pair(pytestconfig.cache.mkdir("trained-pairs"), TRAINED[name])
+
+
+@pytest.fixture(scope="session")
+def demo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """The demo pair by architecture ("dflash2" as trained, "dflash" its layers without selector)."""
+    root = tmp_path_factory.mktemp("demo")
+    return lambda architecture: demo_pair(pytestconfig.getoption("--demo-pair"), architecture, root)

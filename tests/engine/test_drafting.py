@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter inside the engine against the plain torch reference: every draft of every step, token for token."""
+
+import pytest
+
+from tests.engine.prompts import tiny_prompts
+from tests.reference.dflash import read_drafter
+from tests.reference.speculate import context_of, drafts_at
+from tests.reference.target import ReferenceTarget
+from tests.support.checkpoints import DrafterShape, TargetShape
+
+pytestmark = pytest.mark.engine
+
+SLIDING = ("sliding_attention", "sliding_attention")
+MIXED = ("sliding_attention", "full_attention")
+SHAPES = {
+    "full": {},
+    "one-layer": {"num_layers": 1, "target_layer_ids": (2,)},
+    "causal": {"is_causal": True},
+    "sliding": {"layer_types": SLIDING, "sliding_window": 24},
+    "sliding-non-causal": {"layer_types": SLIDING, "sliding_window": 24, "is_causal": False},
+    "narrower-than-the-block": {"use_swa": True, "swa_window_size": 5},
+    "mixed": {"layer_types": MIXED, "sliding_window": 24},
+    "mixed-non-causal": {"layer_types": MIXED, "sliding_window": 40, "causal": False},
+    "block-of-4": {"block_size": 4},
+    "block-of-16": {"block_size": 16},
+    "interleaved-rope": {"is_neox_style": False, "rope_theta": 500.0},
+    "default-rope": {"rope_theta": None},
+    "biased": {"attention_bias": True, "attention_value_scale": 0.6},
+    "sinks": {"attention_sink_bias": True},
+    "other-width": {"hidden_size": 96, "own_embedding": True, "own_lm_head": True},
+    "mask-embedding": {"mask_embedding": "tensor"},
+    "speculators": {"dialect": "speculators", "causal": False},
+}
+FIRST_ONLY = {
+    "reduced-vocabulary": {"draft_vocab_size": 48},
+    "scaled-logits": {"logit_scale": 0.5},
+}
+SECOND_ONLY = {
+    "softcap": {"output_multiplier": 2.0, "final_logit_softcapping": 3.0},
+    "three-taps": {"conv_kernel_size": 3, "conv_group_size": 8},
+    "scaled-embedding": {"input_embedding_scale": 3.0},
+    "all-candidates": {"selector_top_k": 32, "selector_rank": 24},
+}
+CASES = [
+    *(("dflash", name) for name in SHAPES | FIRST_ONLY),
+    *(("dflash2", name) for name in SHAPES | SECOND_ONLY),
+]
+PROMPTS = [prompt[:length] for prompt, length in zip(tiny_prompts(128), (3, 31, 32, 70, 150, 300), strict=False)]
+
+
+def check_drafts(pair, outputs, traces, num_drafts) -> int:
+    """Every recorded draft equals the reference's; returns how many were compared."""
+    target = ReferenceTarget(pair.target)
+    drafter = read_drafter(pair.drafter, target)
+    compared = 0
+    for output in outputs:
+        token_ids = output.prompt_token_ids + output.token_ids
+        context = context_of(target, drafter, token_ids)
+        steps = [step for step in traces[output.request_id].steps if step.anchor_position < len(token_ids)]
+        assert steps, "no draft was recorded"
+        for step in steps:
+            expected = drafts_at(context, drafter, token_ids, step.anchor_position, num_drafts).token_ids
+            assert step.drafts == expected, f"request {output.request_id}, anchor at {step.anchor_position}"
+        compared += len(steps)
+        judged = target.run(token_ids)[0].argmax(-1).tolist()
+        assert output.token_ids == judged[len(output.prompt_token_ids) - 1 : -1], "not the target's greedy tokens"
+    return compared
+
+
+@pytest.mark.parametrize(("architecture", "name"), CASES, ids="-".join)
+def test_drafts_are_the_references(serving, make, architecture, name):
+    shape = DrafterShape(architecture=architecture, **(SHAPES | FIRST_ONLY | SECOND_ONLY)[name])
+    pair = make(shape)
+    engine = serving.process(shape)
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": shape.num_speculative_tokens})
+    outputs = engine.generate(PROMPTS, {"temperature": 0, "max_tokens": 12, "ignore_eos": True})
+    assert check_drafts(pair, outputs, engine.traces(), shape.num_speculative_tokens) >= 5 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+def test_llama_target_and_fewer_drafts_than_the_block_holds(serving, make, architecture):
+    shape = DrafterShape(architecture=architecture)
+    pair = make(shape, TargetShape(family="llama", tie_embeddings=True, seed=7))
+    engine = serving.process(shape)
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 3})
+    outputs = engine.generate(PROMPTS, {"temperature": 0, "max_tokens": 12, "ignore_eos": True})
+    check_drafts(pair, outputs, engine.traces(), 3)
+
+
+@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+def test_drafts_that_are_often_right(serving, trained, architecture):
+    """With a trained drafter the steps advance by one to eight tokens: context rows of every count are written."""
+    pair = trained(architecture)
+    engine = serving.process(pair.drafter_shape)
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7})
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=60)[:8]
+    outputs = engine.generate(prompts, {"temperature": 0, "max_tokens": 64, "ignore_eos": True})
+    traces = engine.traces()
+    check_drafts(pair, outputs, traces, 7)
+    accepted = {step.accepted for trace in traces.values() for step in trace.verified}
+    assert {0, 1, 2, 3, 7} <= accepted

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM engine in a process of its own, driven from a test: the client side (engine_process.py is the other).
+
+A process costs about eight seconds of imports, an engine in it two to four more. So tests share processes: one
+`EngineProcess` serves one configuration after the other, and tells which runner and whether the plug-in serves.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.support.engine_process import Output, Trace
+
+REPOSITORY = Path(__file__).parents[2]
+Runner = Literal["v1", "v2"]
+
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 512,
+    "block_size": 32,
+    "num_gpu_blocks_override": 256,
+    "seed": 0,
+    "disable_log_stats": False,
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": True,
+}
+
+
+class EngineError(RuntimeError):
+    """The process failed; the message ends with what it printed last."""
+
+
+@dataclass
+class EngineProcess:
+    """One process with at most one engine at a time.
+
+    runner: "v1", or "v2" under Triton's interpreter. plugin: whether vllm-dflash may load. in_process: the engine
+    core runs in the same process (needed by `traces` and `probe`); otherwise vLLM starts it as its default is.
+    threads: OpenMP threads; more than one only slows a tiny model down.
+    """
+
+    runner: Runner = "v1"
+    plugin: bool = True
+    in_process: bool = True
+    threads: int = 1
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.connection, remote = Pipe()
+        self.log = tempfile.NamedTemporaryFile(prefix="engine-", suffix=".log")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.engine_process", str(remote.fileno())],
+            cwd=REPOSITORY,
+            env=self.variables(),
+            pass_fds=[remote.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+        remote.close()
+
+    def start(self, target: Path, drafter: Path | None = None, **arguments: Any) -> None:
+        """Builds `vllm.LLM` for the pair, after ending the engine before. Keyword arguments are LLM's.
+
+        `speculative` among them adds to (or replaces) the speculative config, whose method is dflash.
+        """
+        speculative = arguments.pop("speculative", {})
+        arguments = DEFAULTS | arguments | {"model": str(target)}
+        if drafter is not None:
+            arguments["speculative_config"] = {"method": "dflash", "model": str(drafter)} | speculative
+        elif speculative:
+            arguments["speculative_config"] = speculative
+        self._ask("start", arguments)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int] | str], sampling: dict[str, Any] | Sequence[dict[str, Any]]
+    ) -> list[Output]:
+        """Submits all prompts together; `sampling` is SamplingParams' keywords, one for all or one each."""
+        return self._ask("generate", list(prompts), sampling if isinstance(sampling, dict) else list(sampling))
+
+    def chat(self, conversations: Sequence[list[dict[str, str]]], sampling: dict[str, Any]) -> list[Output]:
+        return self._ask("chat", list(conversations), sampling)
+
+    def counters(self) -> dict[str, float]:
+        """vLLM's counters since the engine started, by name, `vllm:` left out."""
+        return self._ask("counters")
+
+    def traces(self) -> dict[str, Trace]:
+        """What was drafted and accepted, a request, since the last call. Keys are as `Output.request_id`."""
+        return self._ask("traces")
+
+    def probe(self, function: Callable[..., Any] | str, *arguments: Any, **options: Any) -> Any:
+        """Runs a module-level function (itself, or "module:name") in the process with the LLM as first argument."""
+        if not isinstance(function, str):
+            function = f"{function.__module__}:{function.__qualname__}"
+        return self._ask("probe", function, arguments, options)
+
+    def stop(self) -> None:
+        """Ends the engine; the process stays."""
+        self._ask("stop")
+
+    def close(self) -> None:
+        """Ends the process, and with it every child it started."""
+        self.connection.close()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+    def printed(self, last: int | None = None) -> str:
+        """The text the process printed so far, or the last lines of it."""
+        lines = Path(self.log.name).read_text(errors="replace").splitlines()
+        return "\n".join(lines if last is None else lines[-last:])
+
+    def _ask(self, command: str, *arguments: Any) -> Any:
+        try:
+            self.connection.send((command, arguments))
+            succeeded, answer = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise EngineError(f"the engine's process ended\n{self.printed(60)}") from error
+        if not succeeded:
+            raise EngineError(f"{answer}\n{self.printed(60)}")
+        return answer
+
+    def variables(self) -> dict[str, str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+        environment |= {
+            "VLLM_PLUGINS": "dflash" if self.plugin else "",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if self.in_process else "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(self.threads),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if self.runner == "v2":
+            folder = str(Path(__file__).parent / "v2_on_cpu")
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+            environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        return environment | self.environment

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process behind tests.support.engine.EngineProcess: takes commands from a pipe, drives `vllm.LLM`.
+
+What is observed is observed on instances (the engine's scheduler, the runner's speculator), whatever their classes,
+so that stock vLLM and the plug-in are watched by the same eyes.
+"""
+
+import gc
+import importlib
+import sys
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+@dataclass
+class Output:
+    """One completion of one request. `logprobs` holds {token id: (logprob, rank)} a token, where asked for."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
+    cached_tokens: int | None
+    logprobs: list[dict[int, tuple[float, int | None]]] | None = None
+
+
+@dataclass
+class DraftStep:
+    """A draft made behind `anchor_position`; where it was verified, how much of it was scheduled and accepted."""
+
+    anchor_position: int
+    drafts: list[int]
+    scheduled: int | None = None
+    accepted: int | None = None
+
+
+@dataclass
+class Trace:
+    """One request's draft steps in order, its prefill chunks (the last not counted) and its preemptions."""
+
+    steps: list[DraftStep] = field(default_factory=list)
+    unfinished_chunks: int = 0
+    preemptions: int = 0
+
+    @property
+    def verified(self) -> list[DraftStep]:
+        return [step for step in self.steps if step.accepted is not None]
+
+
+def engine_core(llm: Any) -> Any:
+    """The EngineCore of an in-process engine."""
+    return llm.llm_engine.engine_core.engine_core
+
+
+def model_runner(llm: Any) -> Any:
+    return engine_core(llm).model_executor.driver_worker.worker.model_runner
+
+
+def draft_model(llm: Any) -> Any:
+    """The drafter's network, on either runner."""
+    runner = model_runner(llm)
+    speculator = getattr(runner, "speculator", None) or runner.drafter
+    return speculator.model
+
+
+class Watch:
+    """Follows the scheduler of one in-process engine and keeps a Trace a request."""
+
+    def __init__(self, llm: Any) -> None:
+        self.traces: dict[str, Trace] = {}
+        self.proposed: dict[str, list[int]] = {}
+        self.scheduler = engine_core(llm).scheduler
+        self._wrap(self.scheduler, "update_from_output", self._before_update)
+        self._wrap(self.scheduler, "update_draft_token_ids", self._before_drafts)
+        self._wrap(self.scheduler, "_preempt_request", self._before_preemption)
+        speculator = getattr(model_runner(llm), "speculator", None)
+        if speculator is not None:
+            propose = speculator.propose
+
+            def watched(input_batch: Any, *arguments: Any, **options: Any) -> Any:
+                drafts = propose(input_batch, *arguments, **options)
+                self.proposed = dict(zip(input_batch.req_ids, drafts.tolist(), strict=True))
+                return drafts
+
+            speculator.propose = watched
+
+    @staticmethod
+    def _wrap(owner: Any, name: str, before: Any) -> None:
+        stock = getattr(owner, name)
+
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            before(*arguments, **options)
+            return stock(*arguments, **options)
+
+        setattr(owner, name, wrapper)
+
+    def trace(self, request_id: str) -> Trace:
+        return self.traces.setdefault(request_id, Trace())
+
+    def _before_update(self, scheduler_output: Any, model_runner_output: Any) -> None:
+        for request_id in scheduler_output.num_scheduled_tokens:
+            row = model_runner_output.req_id_to_index[request_id]
+            if not len(model_runner_output.sampled_token_ids[row]):
+                self.trace(request_id).unfinished_chunks += 1
+        for request_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
+            row = model_runner_output.req_id_to_index[request_id]
+            sampled = model_runner_output.sampled_token_ids[row]
+            if drafts and len(sampled):
+                step = self.trace(request_id).steps[-1]
+                step.scheduled, step.accepted = len(drafts), len(sampled) - 1
+
+    def _before_drafts(self, draft_token_ids: Any) -> None:
+        for request_id, drafts in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
+            request = self.scheduler.requests.get(request_id)
+            if request is None or request.is_finished() or request.is_prefill_chunk:
+                continue
+            drafts = self.proposed.get(request_id, list(drafts))
+            self.trace(request_id).steps.append(DraftStep(request.num_tokens - 1, drafts))
+
+    def _before_preemption(self, request: Any, *arguments: Any, **options: Any) -> None:
+        self.trace(request.request_id).preemptions += 1
+
+
+class Engine:
+    """The commands. Each returns something that pickles."""
+
+    def __init__(self) -> None:
+        self.llm: Any = None
+        self.watch: Watch | None = None
+
+    def start(self, arguments: dict[str, Any]) -> None:
+        from vllm import LLM, envs
+
+        self.stop()
+        self.llm = LLM(**arguments)
+        if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+            self.watch = Watch(self.llm)
+
+    def stop(self) -> None:
+        if self.llm is None:
+            return
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = self.watch = None
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+    def generate(self, prompts: list[Any], sampling: Any) -> list[Output]:
+        from vllm import SamplingParams, TokensPrompt
+
+        inputs = [
+            prompt if isinstance(prompt, str) else TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts
+        ]
+        if isinstance(sampling, dict):
+            parameters: Any = SamplingParams(**sampling)
+        else:
+            parameters = [SamplingParams(**one) for one in sampling]
+        return _outputs(self.llm.generate(inputs, parameters, use_tqdm=False))
+
+    def chat(self, conversations: list[Any], sampling: dict[str, Any]) -> list[Output]:
+        from vllm import SamplingParams
+
+        return _outputs(self.llm.chat(conversations, SamplingParams(**sampling), use_tqdm=False))
+
+    def counters(self) -> dict[str, float]:
+        counters: dict[str, float] = {}
+        for metric in self.llm.get_metrics():
+            if hasattr(metric, "value"):
+                name = metric.name.removeprefix("vllm:")
+                counters[name] = counters.get(name, 0) + metric.value
+        return counters
+
+    def traces(self) -> dict[str, Trace]:
+        assert self.watch is not None, "traces need an in-process engine"
+        traces, self.watch.traces = self.watch.traces, {}
+        # Inside the engine an id carries a random suffix.
+        return {request_id.rsplit("-", 1)[0]: trace for request_id, trace in traces.items()}
+
+    def probe(self, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        module, name = function.split(":")
+        return getattr(importlib.import_module(module), name)(self.llm, *arguments, **options)
+
+
+def _outputs(results: list[Any]) -> list[Output]:
+    return [
+        Output(
+            request_id=result.request_id,
+            prompt_token_ids=list(result.prompt_token_ids),
+            token_ids=list(completion.token_ids),
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            cached_tokens=result.num_cached_tokens,
+            logprobs=None
+            if completion.logprobs is None
+            else [
+                {token: (entry.logprob, entry.rank) for token, entry in position.items()}
+                for position in completion.logprobs
+            ],
+        )
+        for result in results
+        for completion in result.outputs
+    ]
+
+
+def serve(connection: Connection) -> None:
+    engine = Engine()
+    while True:
+        try:
+            command, arguments = connection.recv()
+        except EOFError:
+            engine.stop()
+            return
+        try:
+            answer = (True, getattr(engine, command)(*arguments))
+        except Exception:
+            answer = (False, traceback.format_exc())
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    from tests.support import engine_process
+
+    engine_process.serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who serves a drafter under test, and where stock vLLM can serve it too."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.checkpoints import DrafterShape
+from tests.support.engine import EngineProcess, Runner
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The plug-in, or (pytest --serving stock) stock vLLM, which judges the suites themselves."""
+
+    plugin: bool
+    processes: Callable[..., EngineProcess]
+
+    def process(self, shape: DrafterShape, runner: Runner = "v1", **options) -> EngineProcess:
+        """A process whose engine can serve a drafter of this shape.
+
+        Stock serves DFlash 2, and drafters that mix windows with full attention, on V2 only.
+        """
+        if not self.plugin and (shape.architecture == "dflash2" or len(set(shape.layer_types or ())) > 1):
+            runner = "v2"
+        return self.processes(runner=runner, plugin=self.plugin, **options)
+
+    def needs_plugin(self, what: str) -> None:
+        if not self.plugin:
+            pytest.skip(f"{what}: only the plug-in has it")

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes Triton's interpreter pass for a working "cpu" backend, so that vLLM's V2 runner starts without a GPU.
+
+Four facts of Triton 3.9 stand behind this file. vLLM takes Triton as present only if exactly one backend's driver
+says it is active. The interpreter needs no compiler, but Triton asks the active driver for device, stream and target
+before each launch. The interpreter indexes numpy arrays with a mask, so a mask of integers would pick elements 0 and
+1 instead of masking. And functions of libdevice have bodies only where a compiler links its bitcode.
+"""
+
+import os
+
+
+def install() -> None:
+    """Call before anything imports torch or vLLM."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.runtime
+    from triton.backends import Backend, backends
+
+    donor = next(iter(backends.values()))
+    driver = _driver_class()
+    backends["cpu"] = Backend(compiler=donor.compiler, driver=driver)
+    triton.runtime.driver.set_active(driver())
+    _accept_integer_masks()
+    _give_libdevice_a_log1p()
+
+
+def _driver_class() -> type:
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    class InterpreterDriver(DriverBase):
+        """Answers that the one device is the CPU. Nothing is ever compiled or launched through it."""
+
+        def __init__(self) -> None:
+            self.get_current_device = lambda: 0
+            self.get_current_stream = lambda device=None: 0
+            self.get_current_target = lambda: GPUTarget("cpu", "interpreter", 1)
+
+        @classmethod
+        def is_active(cls) -> bool:
+            return True
+
+        def map_python_to_cpp_type(self, ty: str) -> str:
+            return ty
+
+        def get_active_torch_device(self):
+            import torch
+
+            return torch.device("cpu")
+
+        def get_device_interface(self):
+            import torch
+
+            return torch.cpu
+
+        def get_benchmarker(self):
+            from time import perf_counter
+
+            def benchmark(launch, **options) -> float:
+                start = perf_counter()
+                launch()
+                return 1e3 * (perf_counter() - start)
+
+            return benchmark
+
+        def get_empty_cache_for_benchmark(self):
+            return None
+
+        def clear_cache(self, cache) -> None:
+            return None
+
+    return InterpreterDriver
+
+
+def _accept_integer_masks() -> None:
+    import functools
+
+    import numpy
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def boolean(mask):
+        if isinstance(mask, TensorHandle) and mask.data.dtype != numpy.bool_:
+            return TensorHandle(mask.data.astype(numpy.bool_), mask.dtype)
+        return mask
+
+    for name, index in (("create_masked_load", 1), ("create_masked_store", 2)):
+        stock = getattr(InterpreterBuilder, name)
+
+        def wrapper(self, *arguments, _stock=stock, _index=index, **options):
+            if len(arguments) > _index:
+                arguments = (*arguments[:_index], boolean(arguments[_index]), *arguments[_index + 1 :])
+            elif "mask" in options:
+                options["mask"] = boolean(options["mask"])
+            return _stock(self, *arguments, **options)
+
+        setattr(InterpreterBuilder, name, functools.wraps(stock)(wrapper))
+
+
+def _give_libdevice_a_log1p() -> None:
+    import triton.language as tl
+    from triton.language.extra import libdevice
+
+    libdevice.log1p = lambda x: tl.log(1.0 + x)
