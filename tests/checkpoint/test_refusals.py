@@ -200,6 +200,12 @@ REFUSED: list[tuple[str, Any, str]] = [
         "dflash_config.swa_window_size or sliding_window to the size the draft was trained with.",
     ),
     (
+        "use_sliding_window without a window",
+        zlab(use_sliding_window=True, max_window_layers=1),
+        "Draft layers [1] use sliding attention, but config.json gives no window. Set "
+        "dflash_config.swa_window_size or sliding_window to the size the draft was trained with.",
+    ),
+    (
         "use_swa without a window",
         nested(zlab(), use_swa=True),
         "Draft layers [0, 1] use sliding attention, but config.json gives no window. Set "

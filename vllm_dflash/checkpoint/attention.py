@@ -20,7 +20,7 @@ def resolve_layer_types(keys: DraftKeys, num_layers: int) -> tuple[str, ...] | N
     """
     types: Any = keys.top.get("layer_types")
     if types is None:
-        if not (keys.top_flag("use_sliding_window") and keys.top.get("sliding_window")):
+        if not keys.top_flag("use_sliding_window"):
             return None
         stated = keys.top.get("max_window_layers")
         first = (as_count("max_window_layers", stated) or 28) if stated != 0 else 0
