@@ -62,7 +62,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DrafterShape, Ta
     targets: dict[TargetShape, Path] = {}
     drafters: dict[tuple[DrafterShape, TargetShape], Path] = {}
 
-    def pair(drafter: DrafterShape, target: TargetShape = TargetShape()) -> Pair:
+    def pair(drafter: DrafterShape, target: TargetShape | None = None) -> Pair:
+        target = target or TargetShape()
         if target not in targets:
             targets[target] = make_target(root / f"target-{len(targets)}", target)
         if (drafter, target) not in drafters:

@@ -43,8 +43,8 @@ SECOND_ONLY = {
     "all-candidates": {"selector_top_k": 32, "selector_rank": 24},
 }
 CASES = [
-    *(("dflash", name) for name in SHAPES | FIRST_ONLY),
-    *(("dflash2", name) for name in SHAPES | SECOND_ONLY),
+    *(pytest.param("dflash", name, id=f"dflash-{name}") for name in SHAPES | FIRST_ONLY),
+    *(pytest.param("dflash2", name, id=f"dflash2-{name}") for name in SHAPES | SECOND_ONLY),
 ]
 PROMPTS = [prompt[:length] for prompt, length in zip(tiny_prompts(128), (3, 31, 32, 70, 150, 300), strict=False)]
 
@@ -68,7 +68,7 @@ def check_drafts(pair, outputs, traces, num_drafts) -> int:
     return compared
 
 
-@pytest.mark.parametrize(("architecture", "name"), CASES, ids="-".join)
+@pytest.mark.parametrize(("architecture", "name"), CASES)
 def test_drafts_are_the_references(serving, make, architecture, name):
     shape = DrafterShape(architecture=architecture, **(SHAPES | FIRST_ONLY | SECOND_ONLY)[name])
     pair = make(shape)

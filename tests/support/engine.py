@@ -56,7 +56,7 @@ class EngineProcess:
 
     def __post_init__(self) -> None:
         self.connection, remote = Pipe()
-        self.log = tempfile.NamedTemporaryFile(prefix="engine-", suffix=".log")  # noqa: SIM115
+        self.log = tempfile.NamedTemporaryFile(prefix="engine-", suffix=".log")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.engine_process", str(remote.fileno())],
             cwd=REPOSITORY,
