@@ -45,7 +45,7 @@ def fail_with_log(what: str) -> SystemExit:
     lines = LOG.read_text(errors="replace").rpartition("$ pip install ")[2].splitlines()
     causes = [line for line in lines if re.search(r"\berror: |^\s*(ERROR|vllm-dflash): ", line)]
     print("\n".join(causes[:10] or lines[-10:]), file=sys.stderr)
-    return fail(f"{what}; all of pip's output is in {LOG.relative_to(ROOT)}.")
+    return fail(f"{what}; the whole output is in {LOG.relative_to(ROOT)}.")
 
 
 def say(line: str) -> None:
@@ -97,13 +97,9 @@ def pip_install(*arguments: str, total: int = 0) -> bool:
     count, progress = 0, total and sys.stdout.isatty()
     with LOG.open("a") as log:
         log.write(f"$ pip install {' '.join(arguments)}\n")
+        pipe = subprocess.PIPE
         with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            close_fds=False,
+            command, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace", close_fds=False
         ) as run:
             assert run.stdout is not None
             for line in run.stdout:
@@ -139,8 +135,11 @@ def make_venv(state: dict[str, object], made_for: str) -> dict[str, object]:
     VENV.mkdir()
     UNFINISHED.touch()
     say(f"making .venv with Python {sys.version.split()[0]}")
-    if subprocess.run([sys.executable, "-m", "venv", str(VENV)]).returncode != 0:
-        raise fail("`python -m venv .venv` failed; its message is above.")
+    with LOG.open("w") as log:
+        command = [sys.executable, "-m", "venv", str(VENV)]
+        made = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, close_fds=False).returncode == 0
+    if not made:
+        raise fail_with_log("`python -m venv .venv` failed")
     return {}
 
 

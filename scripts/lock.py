@@ -92,6 +92,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except PackageNotFoundError as missing:
-        sys.exit(
-            f"{missing.name} belongs in the lock and is not installed here: install it and run this again."
-        )
+        sys.exit(f"{missing.name} belongs in the lock and is not installed here: install it and run this again.")
