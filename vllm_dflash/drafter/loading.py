@@ -25,7 +25,7 @@ OPTIONAL = ("_scale", "_scale_inv", "_zero_point", "_g_idx")
 def load_into(drafter: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     """Load (name, tensor) pairs in the published names, sharded over tensor parallel ranks; returns the names filled.
 
-    `t2d` is the inverse of `d2t` and ignored. Raises ValueError naming tensors without a parameter, and parameters
+    `t2d`, the inverse of `d2t`, and stored rotary frequencies are ignored. Raises ValueError naming tensors without a parameter, and parameters
     that no tensor filled.
     """
     parameters = dict(drafter.named_parameters())
@@ -33,7 +33,7 @@ def load_into(drafter: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -
     unknown: list[str] = []
     for raw_name, tensor in weights:
         name = canonical_name(raw_name)
-        if name == "t2d":
+        if name == "t2d" or name.endswith("rotary_emb.inv_freq"):
             continue
         if not name.startswith(OUTSIDE_MODEL):
             name = f"model.{name}"

@@ -113,11 +113,10 @@ def complete(speculative_config: Any, draft: DraftCheckpoint) -> None:
 
 
 def _facts(target: Any) -> TargetFacts:
-    text = target.hf_text_config
     return TargetFacts(
         name=target.model,
         vocab_size=target.get_vocab_size(),
         hidden_size=target.get_hidden_size(),
         num_layers=target.get_total_num_hidden_layers(),
-        max_position_embeddings=getattr(text, "max_position_embeddings", None),
+        max_position_embeddings=target.max_model_len,
     )
