@@ -63,7 +63,7 @@ def load_sequences(folder: Path, shortest: int = 12) -> list[Sequence]:
                         chances[part],
                         int(prompt_length),
                         float(temperature),
-                        kind,
+                        str(kind),
                     )
                 )
     if not sequences:

@@ -1,116 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance length of a drafter, without an engine.
+"""Step 6: acceptance length by kind of prompt, through vLLM itself.
 
-`Replay` walks over continuations that the target made greedily: what the target would verify is known, so
-the drafter alone runs. `decode` is the whole loop with the target in it, batch 1.
+    python -m examples.smollm2.evaluate --drafter .demo/drafter --prompts .demo/training/held-out.jsonl
+
+The acceptance length counts the verifier's own token: 1.0 is no gain. It comes from vLLM's own counters.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import argparse
+import json
+import time
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from examples.smollm2.data import Batch, Sequence, collate
-from examples.smollm2.features import tapped
-from examples.smollm2.model import Drafter
+from examples.smollm2.generate import encode, read_prompts
 
 
-def block_ids(anchor_ids: Tensor, drafter: Drafter) -> Tensor:
-    """[..., S]: the anchor and K masks."""
-    masks = torch.full((*anchor_ids.shape, drafter.shape.block_size - 1), drafter.shape.mask_token_id)
-    return torch.cat((anchor_ids[..., None], masks), dim=-1)
+def counters(llm: Any) -> tuple[int, int]:
+    """(drafts, accepted draft tokens) since the engine started."""
+    values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    return values["vllm:spec_decode_num_drafts"], values["vllm:spec_decode_num_accepted_tokens"]
 
 
-def unit_scaled(embeddings: Tensor) -> Tensor:
-    """Embeddings [V, H] over their overall root mean square: the selector's input while training."""
-    embeddings = embeddings.float()
-    return embeddings / embeddings.square().mean().sqrt()
+def measure(llm: Any, prompts: list[list[int]], temperature: float, count: int) -> dict[str, float]:
+    """Continue `prompts` (token ids) all at once; acceptance length and tokens a second."""
+    from vllm import SamplingParams
+
+    before, began = counters(llm), time.monotonic()
+    sampling = SamplingParams(temperature=temperature, max_tokens=count)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=True)
+    seconds = time.monotonic() - began
+    drafts, accepted = (after - earlier for after, earlier in zip(counters(llm), before, strict=True))
+    made = sum(len(output.outputs[0].token_ids) for output in outputs)
+    return {"acceptance_length": 1 + accepted / max(1, drafts), "tokens_per_second": made / seconds}
 
 
-def choose(drafter: Drafter, hidden: Tensor, anchor_ids: Tensor, head: Tensor, ids: Tensor, scaled: Tensor) -> Tensor:
-    """Greedy drafts [..., K] of final-normed hidden [..., S, H]; head [Vc, H] scores `ids` [Vc]."""
-    logits = (hidden[..., 1:, :].to(head.dtype) @ head.T).float()
-    if not drafter.shape.is_dflash2:
-        return ids[logits.argmax(-1)]
-    scores, places = logits.topk(drafter.shape.selector_top, dim=-1)
-    candidates = ids[places]
-    previous, path = anchor_ids, []
-    for j in range(candidates.shape[-2]):
-        added = drafter.candidate_selector(hidden[..., j + 1, :], previous, candidates[..., j, :], scaled)
-        best = (scores[..., j, :] + added).argmax(-1, keepdim=True)
-        previous = candidates[..., j, :].gather(-1, best)[..., 0]
-        path.append(previous)
-    return torch.stack(path, dim=-1)
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, default=Path(".demo/target"))
+    parser.add_argument("--drafter", type=Path, default=Path(".demo/drafter"))
+    parser.add_argument("--prompts", type=Path, required=True, help="held-out prompts of prompts.py")
+    parser.add_argument("--each", type=int, default=24, help="prompts of each kind")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--sequences", type=int, default=8, help="sequences that run at once")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file as well")
+    arguments = parser.parse_args(argv)
+
+    from vllm import LLM
+
+    llm = LLM(
+        str(arguments.target),
+        dtype=arguments.dtype,
+        enforce_eager=True,
+        max_model_len=512 + arguments.max_tokens,
+        max_num_seqs=arguments.sequences,
+        speculative_config={"method": "dflash", "model": str(arguments.drafter)},
+        disable_log_stats=False,
+        seed=0,
+    )
+    tokenizer = llm.get_tokenizer()
+    by_kind: dict[str, list[list[int]]] = {}
+    for prompt in read_prompts(arguments.prompts):
+        chosen = by_kind.setdefault(prompt["kind"], [])
+        if len(chosen) < arguments.each:
+            chosen.append(encode(tokenizer, prompt, 512))
+    figures = {
+        f"{kind} T={temperature:g}": measure(llm, prompts, temperature, arguments.max_tokens)
+        for temperature in arguments.temperatures
+        for kind, prompts in sorted(by_kind.items())
+    }
+    for name, values in figures.items():
+        print(f"{name:18} {values['acceptance_length']:6.2f} {values['tokens_per_second']:8.1f} tokens/s")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-class Replay:
-    """Acceptance over stored greedy continuations, with the output head cut to `ids`."""
-
-    def __init__(self, embeddings: Tensor, head: Tensor, ids: Tensor, anchors_at_once: int = 128) -> None:
-        self.embeddings, self.ids = embeddings, ids
-        self.head, self.scaled = head[ids], unit_scaled(embeddings)
-        self.at_once = anchors_at_once
-
-    def drafts(self, drafter: Drafter, batch: Batch) -> Tensor:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            embedded = self.embeddings[block_ids(batch.anchor_ids, drafter)].float()
-            hidden = drafter(batch.taps, embedded, batch.anchors)
-            return choose(drafter, hidden, batch.anchor_ids, self.head, self.ids, self.scaled)
-
-    def accepted(self, drafter: Drafter, sequence: Sequence) -> np.ndarray:
-        """How many drafts the target would accept at each anchor from the continuation's first token on."""
-        slots = drafter.shape.block_size - 1
-        everywhere = np.arange(sequence.prompt_length, len(sequence.tokens) - slots)
-        counts = []
-        for first in range(0, len(everywhere), self.at_once):
-            batch = collate([sequence], [everywhere[first : first + self.at_once]], slots)
-            right = self.drafts(drafter, batch) == batch.labels
-            counts.append(right.int().cumprod(-1).sum(-1)[0].numpy())
-        return np.concatenate(counts) if counts else np.zeros(0, int)
-
-    def acceptance_length(self, drafter: Drafter, sequences: list[Sequence]) -> dict[str, float]:
-        """Mean tokens a step, the verifier's own included, by kind and over all ("all")."""
-        tokens: dict[str, int] = defaultdict(int)
-        steps: dict[str, int] = defaultdict(int)
-        for sequence in sequences:
-            accepted = self.accepted(drafter, sequence)
-            at = 0
-            while at < len(accepted):
-                for kind in (sequence.kind, "all"):
-                    tokens[kind] += int(accepted[at]) + 1
-                    steps[kind] += 1
-                at += int(accepted[at]) + 1
-        return {kind: tokens[kind] / steps[kind] for kind in sorted(steps)}
-
-
-def decode(drafter: Drafter, target: Any, prompt: Tensor, count: int) -> tuple[list[int], list[int]]:
-    """Greedy speculative decoding of one prompt [T]: (at least `count` new tokens, tokens emitted each step).
-
-    Plain on purpose: the target runs over the whole sequence at every step.
-    """
-    shape = drafter.shape
-    embeddings, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
-    ids, scaled = torch.arange(shape.vocabulary), unit_scaled(embeddings)
-    tokens = prompt.tolist()
-    taps, logits = tapped(target, prompt[None], shape.taps)
-    tokens.append(int(logits[0, -1].argmax()))
-    emitted: list[int] = []
-    while len(tokens) - len(prompt) < count:
-        anchor = len(tokens) - 1
-        with torch.no_grad():
-            anchor_ids = torch.tensor([[tokens[-1]]])
-            embedded = embeddings[block_ids(anchor_ids, drafter)].float()
-            hidden = drafter(taps[:, :anchor].float(), embedded, torch.tensor([[anchor]]))
-            drafts = choose(drafter, hidden, anchor_ids, head, ids, scaled)[0, 0].tolist()
-        taps, logits = tapped(target, torch.tensor([tokens + drafts]), shape.taps)
-        verdict = logits[0, anchor:].argmax(-1).tolist()
-        accepted = 0
-        while accepted < len(drafts) and drafts[accepted] == verdict[accepted]:
-            accepted += 1
-        tokens += [*drafts[:accepted], verdict[accepted]]
-        emitted.append(accepted + 1)
-    return tokens[len(prompt) :], emitted
+if __name__ == "__main__":
+    main()

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from examples.smollm2.evaluate import unit_scaled
 from examples.smollm2.features import load_target
 from examples.smollm2.model import Drafter, Shape
+from examples.smollm2.replay import unit_scaled
 
 CODEBOOKS = ("predecessor", "successor")
 
@@ -129,12 +129,12 @@ def load_exported(folder: Path) -> Drafter:
     return drafter
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
     parser.add_argument("--best", type=Path, required=True, help="best.pt of train.py")
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     export(arguments.best, load_target(arguments.target), arguments.out)
 
 

@@ -32,9 +32,20 @@ def load_target(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
 
 def tapped(target: Any, tokens: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """tokens [B, T] -> (features [B, T, F*H], logits [B, T, V]); tap i is the output of decoder layer i."""
-    with torch.no_grad():
-        output = target(tokens, output_hidden_states=True, use_cache=False)
-    return torch.cat([output.hidden_states[tap + 1] for tap in taps], dim=-1), output.logits
+    kept: dict[int, Tensor] = {}
+
+    def keep(tap: int, output: Any) -> None:
+        kept[tap] = output[0] if isinstance(output, tuple) else output
+
+    layers = target.model.layers
+    hooks = [layers[tap].register_forward_hook(lambda _, __, output, tap=tap: keep(tap, output)) for tap in taps]
+    try:
+        with torch.no_grad():
+            logits = target(tokens, use_cache=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat([kept[tap] for tap in taps], dim=-1), logits
 
 
 def write_features(path: Path, target: Any, taps: tuple[int, ...], batch: int, progress: tqdm) -> None:
@@ -68,13 +79,13 @@ def write_features(path: Path, target: Any, taps: tuple[int, ...], batch: int, p
     path.with_suffix(".partial").rename(path.with_suffix(".taps"))
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
     parser.add_argument("--tokens", type=Path, required=True, help="folder of shards from generate.py")
     parser.add_argument("--taps", type=int, nargs="+", default=TAPS, help="0-based decoder layers")
     parser.add_argument("--batch", type=int, default=8, help="sequences a forward")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     target = load_target(arguments.target)
     shards = sorted(arguments.tokens.glob("shard-?????.npz"))
     shards = [path for path in shards if not path.with_suffix(".taps").exists()]

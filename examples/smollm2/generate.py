@@ -48,7 +48,7 @@ def write_shard(path: Path, rows: list[dict[str, Any]]) -> None:
     partial.rename(path)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
     parser.add_argument("--prompts", type=Path, required=True)
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--worker", type=int, default=0, help="this worker's number")
     parser.add_argument("--workers", type=int, default=1, help="workers that share the shards")
     parser.add_argument("--compile", action="store_true", help="let vLLM compile the target")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
 
     os.environ.setdefault("VLLM_PLUGINS", "")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")

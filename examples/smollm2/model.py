@@ -99,7 +99,7 @@ class Attention(nn.Module):
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """x [..., H] at positions [...] -> rotated keys and values [..., nkv, hd]."""
-        keys = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.shape.head_dim)))
+        keys = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.shape.head_dim)).float())
         values = self.v_proj(x).unflatten(-1, (-1, self.shape.head_dim))
         return rotate(keys, positions, self.shape.rope_theta), values
 
@@ -110,7 +110,7 @@ class Attention(nn.Module):
         """
         batch, blocks, slots, _ = x.shape
         group = self.shape.heads // self.shape.kv_heads
-        queries = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim)))
+        queries = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim)).float())
         queries = rotate(queries, positions, self.shape.rope_theta) * self.shape.head_dim**-0.5
         queries = queries.unflatten(-2, (-1, group)).permute(0, 3, 1, 2, 4, 5)
         rows = queries.flatten(3, 4)
@@ -212,7 +212,7 @@ class Drafter(nn.Module):
 
         A block sees the context at positions below its anchor: the anchor's own taps do not exist yet.
         """
-        context = self.hidden_norm(self.fc(taps))
+        context = self.hidden_norm(self.fc(taps).float())
         positions = anchors[..., None] + torch.arange(embedded.shape[2])
         visible = torch.arange(taps.shape[1]) < anchors[..., None]
         x = embedded

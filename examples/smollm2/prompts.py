@@ -184,14 +184,14 @@ def make_prompts(files: list[Path], count: int, held_out: bool, seed: int) -> li
     return prompts
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--files", type=Path, nargs="+", required=True, help="source files for code prefixes")
     parser.add_argument("--count", type=int, default=12000, help="prompts to make")
     parser.add_argument("--held-out", action="store_true", help="make the held-out split instead")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     prompts = make_prompts(arguments.files, arguments.count, arguments.held_out, arguments.seed)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))

@@ -219,11 +219,11 @@ def make_target(out: Path, hub: str | None = None) -> None:
     print(f"target: wrote {out}")
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(".demo/target"), help="folder to make (default .demo/target)")
     parser.add_argument("--hub", metavar="MODEL", help="take this model from the Hugging Face hub instead")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         make_target(arguments.out, arguments.hub)
     except FileExistsError as error:

@@ -24,9 +24,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from examples.smollm2.data import Batch, batches, cut_vocabulary, load_sequences
-from examples.smollm2.evaluate import Replay, block_ids, unit_scaled
 from examples.smollm2.features import TAPS, load_target
 from examples.smollm2.model import Drafter, Shape, fit_head_norms, start_from_target
+from examples.smollm2.replay import Replay, block_ids, unit_scaled
 
 
 def shape_for(target: Any, taps: tuple[int, ...], layers: int, block: int, mask: int, rank: int) -> Shape:
