@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.checkpoints import DrafterShape, Pair, TargetShape, make_drafter, make_target
+from tests.support.checkpoints import DrafterShape, Pair, TargetShape, make_drafter, make_target, with_one_k_norm
 from tests.support.engine import EngineProcess
 from tests.support.pairs import TRAINED, demo_pair, trained_pair
 from tests.support.serving import Serving
@@ -56,7 +56,16 @@ def serving(plugin: bool, processes: Callable[..., EngineProcess]) -> Serving:
 
 
 @pytest.fixture(scope="session")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DrafterShape, TargetShape], Pair]:
+def served(plugin: bool, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pair], Pair]:
+    """A pair as the tests' server can compute it: stock on a CPU needs one k_norm in all layers."""
+    root = tmp_path_factory.mktemp("served")
+    return lambda pair: pair if plugin else with_one_k_norm(pair, root / pair.drafter.as_posix().strip("/"))
+
+
+@pytest.fixture(scope="session")
+def make(
+    served: Callable[[Pair], Pair], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[DrafterShape, TargetShape], Pair]:
     """Writes a random pair; a target of one shape is written once."""
     root = tmp_path_factory.mktemp("pairs")
     targets: dict[TargetShape, Path] = {}
@@ -68,15 +77,15 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DrafterShape, Ta
             targets[target] = make_target(root / f"target-{len(targets)}", target)
         if (drafter, target) not in drafters:
             drafters[drafter, target] = make_drafter(root / f"drafter-{len(drafters)}", drafter, target)
-        return Pair(targets[target], drafters[drafter, target], target, drafter)
+        return served(Pair(targets[target], drafters[drafter, target], target, drafter))
 
     return pair
 
 
 @pytest.fixture(scope="session")
-def trained(pytestconfig: pytest.Config) -> Callable[[str], Pair]:
+def trained(pytestconfig: pytest.Config, served: Callable[[Pair], Pair]) -> Callable[[str], Pair]:
     """A tiny pair by its name in `pairs.TRAINED`, whose drafter is often right. Kept in pytest's cache."""
-    return lambda name: trained_pair(pytestconfig.cache.mkdir("trained-pairs"), TRAINED[name])
+    return lambda name: served(trained_pair(pytestconfig.cache.mkdir("trained-pairs"), TRAINED[name]))
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,13 @@ near-ties, and not the code under test, would decide which token wins.
 """
 
 import json
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from tests.support.tokenizers import BOS_ID, EOS_ID, PAD_ID, save_tokenizer
@@ -341,6 +342,16 @@ def make_pair(directory: Path, drafter: DrafterShape, target: TargetShape = Targ
     )
 
 
-def without_selector(shape: DrafterShape) -> DrafterShape:
-    """The DFlash shape that a DFlash 2 shape extends."""
-    return replace(shape, architecture="dflash")
+def with_one_k_norm(pair: Pair, directory: Path) -> Pair:
+    """The pair with the first layer's k_norm in every draft layer, for a comparison with stock vLLM on a CPU.
+
+    Stock norms the context keys of all layers in one call with one weight row a layer; its CPU kernel (0.32) reads
+    the first row for all of them, on both runners.
+    """
+    if not directory.exists():
+        shutil.copytree(pair.drafter, directory)
+        weights = load_file(directory / "model.safetensors")
+        norms = [name for name in weights if name.endswith("self_attn.k_norm.weight")]
+        first = weights["layers.0.self_attn.k_norm.weight"]
+        save_file(weights | {name: first.clone() for name in norms}, directory / "model.safetensors")
+    return replace(pair, drafter=directory)

@@ -6,6 +6,7 @@ A process costs about eight seconds of imports, an engine in it two to four more
 """
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -125,8 +126,9 @@ class EngineProcess:
 
     def _ask(self, command: str, *arguments: Any) -> Any:
         try:
-            self.connection.send((command, arguments))
-            succeeded, answer = self.connection.recv()
+            # Plain pickles: the connection's own pickler would share tensors' memory and fail on them.
+            self.connection.send_bytes(pickle.dumps((command, arguments)))
+            succeeded, answer = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise EngineError(f"the engine's process ended\n{self.printed(60)}") from error
         if not succeeded:

@@ -7,6 +7,7 @@ so that stock vLLM and the plug-in are watched by the same eyes.
 
 import gc
 import importlib
+import pickle
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -58,6 +59,12 @@ def engine_core(llm: Any) -> Any:
 
 def model_runner(llm: Any) -> Any:
     return engine_core(llm).model_executor.driver_worker.worker.model_runner
+
+
+def runner_name(llm: Any) -> str:
+    """Module and class of the model runner: the one certain sign of which runner serves."""
+    kind = type(model_runner(llm))
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def draft_model(llm: Any) -> Any:
@@ -212,7 +219,7 @@ def serve(connection: Connection) -> None:
     engine = Engine()
     while True:
         try:
-            command, arguments = connection.recv()
+            command, arguments = pickle.loads(connection.recv_bytes())
         except EOFError:
             engine.stop()
             return
@@ -220,7 +227,7 @@ def serve(connection: Connection) -> None:
             answer = (True, getattr(engine, command)(*arguments))
         except Exception:
             answer = (False, traceback.format_exc())
-        connection.send(answer)
+        connection.send_bytes(pickle.dumps(answer))
 
 
 if __name__ == "__main__":

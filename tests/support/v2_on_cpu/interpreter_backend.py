@@ -32,9 +32,16 @@ def _driver_class() -> type:
         """Answers that the one device is the CPU. Nothing is ever compiled or launched through it."""
 
         def __init__(self) -> None:
-            self.get_current_device = lambda: 0
-            self.get_current_stream = lambda device=None: 0
-            self.get_current_target = lambda: GPUTarget("cpu", "interpreter", 1)
+            pass
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int | None = None) -> int:
+            return 0
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cpu", "interpreter", 1)
 
         @classmethod
         def is_active(cls) -> bool:
