@@ -108,6 +108,8 @@ def test_architectures_are_ours_only_while_active() -> None:
     activation.deactivate()
     stock = {name: ModelRegistry.models[name] for name in seams.ARCHITECTURES}
     activation.activate("config")
+    assert {name: ModelRegistry.models[name] for name in seams.ARCHITECTURES} == stock
+    activation.activate("worker")
     assert all("vllm_dflash" in str(ModelRegistry.models[name].module_name) for name in seams.ARCHITECTURES)
     activation.deactivate()
     assert {name: ModelRegistry.models[name] for name in seams.ARCHITECTURES} == stock

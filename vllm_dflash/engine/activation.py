@@ -32,8 +32,8 @@ def activate(stage: str) -> None:
         seams.require(Path(vllm.__file__).parent, vllm.__version__)
         _checked = True
     _apply("config")
-    _register_architectures()
     if stage == "worker":
+        _register_architectures()
         _apply("worker")
 
 

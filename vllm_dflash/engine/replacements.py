@@ -52,7 +52,9 @@ def init_device(stock: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any) -> Any:
         from vllm_dflash.engine import activation
 
-        if is_ours(self.vllm_config.speculative_config):
+        config = self.vllm_config
+        # The V2 runner has stock's own drafter and speculator, which belong together.
+        if is_ours(config.speculative_config) and not config.use_v2_model_runner:
             activation.activate("worker")
         else:
             activation.deactivate()
