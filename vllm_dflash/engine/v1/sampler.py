@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +13,7 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinTokensLogitsProcessor,
 )
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler, apply_sampling_constraints
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -56,47 +56,51 @@ class SparseRejectionSampler(RejectionSampler):
     def _forward_processed(
         self, metadata: SpecDecodeMetadata, logits: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> SamplerOutput:
-        """With penalties, masks, top-k, top-p, processors or logprobs: stock's processing around our rejection."""
-        assert self.proposer is not None
-        with_logprobs = sampling_metadata.max_num_logprobs is not None
-        bonus = self.sampler(
-            logits=logits[metadata.bonus_logits_indices],
-            sampling_metadata=replace(sampling_metadata, max_num_logprobs=-1 if with_logprobs else None),
-            predict_bonus_token=True,
-            logprobs_mode_override="processed_logits" if self.is_processed_logprobs_mode else "raw_logits",
-        )
-        raw = logits[metadata.target_logits_indices].to(torch.float32)
-        keep_raw = with_logprobs and not self.is_processed_logprobs_mode
-        target = self.apply_logits_processors(raw.clone() if keep_raw else raw, sampling_metadata, metadata)
-        target = apply_sampling_constraints(target, metadata.cu_num_draft_tokens, sampling_metadata)
+        """With penalties, masks, top-k, top-p, processors or logprobs: stock's processing, then our rejection.
 
+        The bonus row is drawn by the same noise as the others, so that a seeded request gives the same tokens whatever
+        its neighbours ask for.
+        """
+        assert self.proposer is not None
+        keep_raw = sampling_metadata.max_num_logprobs is not None and not self.is_processed_logprobs_mode
+        raw_target = logits[metadata.target_logits_indices].to(torch.float32)
+        raw_bonus = logits[metadata.bonus_logits_indices].to(torch.float32)
+        target = raw_target.clone() if keep_raw else raw_target
+        target = self.apply_logits_processors(target, sampling_metadata, metadata)
+        target = apply_sampling_constraints(target, metadata.cu_num_draft_tokens, sampling_metadata)
+        bonus = self._process_bonus(raw_bonus.clone() if keep_raw else raw_bonus, sampling_metadata)
+
+        drafts, requests = target.shape[0], bonus.shape[0]
         inputs = self.proposer.verify_inputs(
             metadata,
-            target,
+            torch.cat([target, bonus]),
             sampling_metadata,
-            draft_rows=torch.arange(target.shape[0], device=target.device),
-            bonus_rows=torch.full_like(metadata.bonus_logits_indices, -1, dtype=torch.int64),
+            draft_rows=torch.arange(drafts, device=target.device),
+            bonus_rows=torch.arange(drafts, drafts + requests, device=target.device),
             scaled=True,
         )
-        output_ids, accepted = self.proposer.worker.verify(inputs)
-        all_accepted = accepted == torch.diff(inputs.cu_drafts)
-        at_end = torch.arange(output_ids.shape[1], device=output_ids.device) == accepted.unsqueeze(1)
-        output_ids = torch.where(
-            at_end & all_accepted.unsqueeze(1), bonus.sampled_token_ids.to(torch.int32), output_ids
-        )
-        output_ids = _with_a_token(output_ids)
-
+        output_ids = _with_a_token(self.proposer.worker.verify(inputs)[0])
         logprobs = None
-        if with_logprobs:
+        if sampling_metadata.max_num_logprobs is not None:
             logprobs = self._get_logprobs_tensors(
                 sampling_metadata.max_num_logprobs,
                 metadata,
                 logits,
-                target if self.is_processed_logprobs_mode else raw,
-                bonus.logprobs_tensors.logprobs,
+                raw_target if keep_raw else target,
+                raw_bonus if keep_raw else bonus,
                 output_ids,
             )
         return SamplerOutput(sampled_token_ids=output_ids, logprobs_tensors=logprobs)
+
+    def _process_bonus(self, logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> torch.Tensor:
+        """Rows [B, V] of the bonus tokens, processed as stock's sampler does before it draws; over T where T > 0."""
+        logits = self.sampler.apply_logits_processors(logits, sampling_metadata, True)
+        if sampling_metadata.all_greedy:
+            return logits
+        logits = self.sampler.apply_temperature(logits, sampling_metadata.temperature, sampling_metadata.all_random)
+        for processor in sampling_metadata.logitsprocs.argmax_invariant:
+            logits = processor.apply(logits)
+        return apply_top_k_top_p(logits, sampling_metadata.top_k, sampling_metadata.top_p)
 
     @staticmethod
     def _untouched(sampling_metadata: SamplingMetadata) -> bool:
