@@ -2,7 +2,9 @@
 """The drafter inside the engine against the plain torch reference: every draft of every step, token for token."""
 
 import pytest
+import torch
 
+from tests.engine import probes
 from tests.engine.prompts import tiny_prompts
 from tests.reference.dflash import read_drafter
 from tests.reference.speculate import context_of, drafts_at
@@ -100,3 +102,31 @@ def test_drafts_that_are_often_right(serving, trained, architecture):
     check_drafts(pair, outputs, traces, 7)
     accepted = {step.accepted for trace in traces.values() for step in trace.verified}
     assert {0, 1, 2, 3, 7} <= accepted
+
+
+@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+@pytest.mark.parametrize("name", ["full", "mixed"])
+def test_one_two_and_seven_chunks_leave_the_same_draft_kv(serving, make, architecture, name):
+    """xinfer#481, mlx-vlm#2096, llama.cpp#27342: chunked prefill left drafters without the prompt's context."""
+    shape = DrafterShape(architecture=architecture, **SHAPES[name])
+    pair = make(shape)
+    engine = serving.process(shape)
+    engine.start(
+        pair.target,
+        pair.drafter,
+        speculative={"num_speculative_tokens": shape.num_speculative_tokens},
+        max_num_batched_tokens=512,
+    )
+    prompt = tiny_prompts(128)[-1][:210]
+    whole_chunks, whole = engine.probe(probes.draft_kv, prompt, 210)
+    assert whole_chunks == 1
+    assert len(whole) == shape.num_layers
+    assert all(block.abs().sum() > 0 for blocks in whole.values() for block in blocks.values())
+    for chunk, expected in ((105, 2), (30, 7)):
+        chunks, found = engine.probe(probes.draft_kv, prompt, chunk)
+        assert chunks == expected
+        for layer, blocks in found.items():
+            assert blocks, f"{layer} keeps no block of the prompt"
+            for index, block in blocks.items():
+                same = torch.allclose(block, whole[layer][index], rtol=1e-4, atol=1e-5)
+                assert same, f"block {index} of {layer} in {chunks} chunks"

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that run inside an engine's process, with its `LLM` as first argument (`EngineProcess.probe`)."""
+
+from typing import Any
+
+import torch
+
+from tests.support.engine_process import engine_core, model_runner
+
+
+def attention_layers(llm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Attention layers by name: the target's, and all others (the drafter's)."""
+    from vllm.model_executor.layers.attention import Attention
+
+    target = {module.layer_name for module in model_runner(llm).model.modules() if isinstance(module, Attention)}
+    layers = engine_core(llm).vllm_config.compilation_config.static_forward_context
+    return (
+        {name: layer for name, layer in layers.items() if name in target},
+        {name: layer for name, layer in layers.items() if name not in target},
+    )
+
+
+_COUNTS: list[dict[str, Any]] = []
+
+
+def count_forwards(llm: Any) -> None:
+    """From now on, notes a step: how many requests were in it, and how often each attention layer ran."""
+    _COUNTS.clear()
+    target, drafter = attention_layers(llm)
+    runs: dict[str, int] = {}
+    for name, layer in (target | drafter).items():
+        layer.register_forward_pre_hook(lambda module, args, name=name: runs.__setitem__(name, runs.get(name, 0) + 1))
+    scheduler = engine_core(llm).scheduler
+    stock = scheduler.update_from_output
+
+    def update(scheduler_output: Any, model_runner_output: Any) -> Any:
+        sampled = [len(ids) > 0 for ids in model_runner_output.sampled_token_ids]
+        _COUNTS.append(
+            {
+                "requests": len(scheduler_output.num_scheduled_tokens),
+                "drafting": sum(sampled),
+                "target": [runs.get(name, 0) for name in target],
+                "drafter": [runs.get(name, 0) for name in drafter],
+            }
+        )
+        runs.clear()
+        return stock(scheduler_output, model_runner_output)
+
+    scheduler.update_from_output = update
+
+
+def forward_counts(llm: Any) -> list[dict[str, Any]]:
+    return list(_COUNTS)
+
+
+def draft_kv(llm: Any, prompt: list[int], chunk: int) -> tuple[int, dict[str, dict[int, torch.Tensor]]]:
+    """Serves one prompt in chunks of at most `chunk` tokens.
+
+    Returns the number of chunks and, a draft layer, the raw KV blocks by their index in the sequence: those that
+    hold prompt rows only, as they are when the request ends. Raw, because the layout inside a block is the attention
+    backend's own.
+    """
+    from vllm import SamplingParams, TokensPrompt
+
+    scheduler = engine_core(llm).scheduler
+    manager = scheduler.kv_cache_manager
+    manager.reset_prefix_cache()
+    found: dict[str, dict[int, torch.Tensor]] = {}
+    chunks = 0
+    stock_free, stock_update = manager.free, scheduler.update_from_output
+
+    def update(scheduler_output: Any, model_runner_output: Any) -> Any:
+        nonlocal chunks
+        chunks += 1
+        return stock_update(scheduler_output, model_runner_output)
+
+    def free(request: Any) -> Any:
+        groups = manager.get_block_ids(request.request_id)
+        _, drafter = attention_layers(llm)
+        for group, block_ids in zip(engine_core(llm).scheduler.kv_cache_config.kv_cache_groups, groups, strict=True):
+            full = len(prompt) // group.kv_cache_spec.block_size
+            # Block 0 stands for blocks that have left a sliding window.
+            kept = {index: block for index, block in enumerate(block_ids[:full]) if block != 0}
+            for name in set(group.layer_names) & drafter.keys():
+                cache = drafter[name].kv_cache
+                found[name] = {index: cache[block].clone() for index, block in kept.items()}
+        return stock_free(request)
+
+    stock_budget = scheduler.max_num_scheduled_tokens
+    manager.free, scheduler.update_from_output = free, update
+    scheduler.max_num_scheduled_tokens = chunk
+    try:
+        llm.generate(TokensPrompt(prompt_token_ids=prompt), SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+    finally:
+        del manager.free
+        scheduler.update_from_output = stock_update
+        scheduler.max_num_scheduled_tokens = stock_budget
+    return chunks, found

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fp32, T=0: the same token ids as plain decoding, whatever the scheduler does. Forty prompts of four kinds.
+
+All are submitted together, with prefix caching and chunked prefill on, and with a KV cache so small that requests
+are preempted; each of the three is asserted to have happened.
+"""
+
+import pytest
+
+from tests.engine.prompts import prompts, tiny_prompts
+
+pytestmark = pytest.mark.engine
+
+BOTH = pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+MAX_TOKENS = 128
+GREEDY = {"temperature": 0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+
+
+def check_exact(engine, pair, texts, plain_blocks: int, tight_blocks: int, **arguments) -> None:
+    """Plain decoding with room for all, then speculation without: same tokens, and the cache was really tight."""
+    engine.start(pair.target, num_gpu_blocks_override=plain_blocks, **arguments)
+    plain = engine.generate(texts, GREEDY)
+    assert engine.counters()["num_preemptions"] == 0
+    assert all(len(output.token_ids) == MAX_TOKENS for output in plain)
+    engine.start(
+        pair.target,
+        pair.drafter,
+        num_gpu_blocks_override=tight_blocks,
+        speculative={"num_speculative_tokens": pair.drafter_shape.num_speculative_tokens},
+        **arguments,
+    )
+    speculative = engine.generate(texts, GREEDY)
+    counters, traces = engine.counters(), engine.traces()
+    differing = [
+        index
+        for index, (one, other) in enumerate(zip(plain, speculative, strict=True))
+        if one.token_ids != other.token_ids
+    ]
+    assert not differing, f"requests {differing} of {len(plain)} differ from plain decoding"
+    assert counters["num_preemptions"] >= 3
+    assert sum(trace.preemptions for trace in traces.values()) == counters["num_preemptions"]
+    assert counters["prefix_cache_hits"] > 0
+    assert any(trace.unfinished_chunks for trace in traces.values())
+    accepted = [step.accepted for trace in traces.values() for step in trace.verified]
+    assert 0 in accepted and max(accepted) >= 3, "acceptance must vary, or the test shows little"
+
+
+@BOTH
+def test_tiny_pair(serving, trained, architecture):
+    pair = trained(architecture)
+    engine = serving.process(pair.drafter_shape)
+    check_exact(
+        engine,
+        pair,
+        tiny_prompts(pair.target_shape.vocab_size),
+        plain_blocks=700,
+        tight_blocks=90,
+        max_num_seqs=40,
+        max_num_batched_tokens=640,
+    )
+
+
+@pytest.mark.pair
+@BOTH
+def test_demo_pair(serving, demo, architecture):
+    pair = demo(architecture)
+    engine = serving.process(pair.drafter_shape, threads=2)
+    check_exact(
+        engine,
+        pair,
+        prompts(),
+        plain_blocks=420,
+        tight_blocks=150,
+        max_num_seqs=40,
+        max_num_batched_tokens=640,
+    )
