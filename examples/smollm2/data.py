@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+TRAINING = Path(".demo/training")
 
 
 @dataclass
@@ -41,6 +43,9 @@ class Batch:
     """[B, N, K, 16]"""
     soft_chances: Tensor
     """[B, N, K, 16] float32"""
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 def load_sequences(folder: Path, shortest: int = 12) -> list[Sequence]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 6: acceptance length by kind of prompt, through vLLM itself.
 
-    python -m examples.smollm2.evaluate --drafter .demo/drafter --prompts .demo/training/held-out.jsonl
+    python -m examples.smollm2.evaluate --drafter .demo/my-drafter
 
 The acceptance length counts the verifier's own token: 1.0 is no gain. It comes from vLLM's own counters.
 """
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from examples.smollm2.data import TRAINING
 from examples.smollm2.generate import encode, read_prompts
 
 
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
     parser.add_argument("--drafter", type=Path, default=Path(".demo/drafter"))
-    parser.add_argument("--prompts", type=Path, required=True, help="held-out prompts of prompts.py")
+    parser.add_argument("--prompts", type=Path, default=TRAINING / "held-out.jsonl")
     parser.add_argument("--each", type=int, default=24, help="prompts of each kind")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--sequences", type=int, default=8, help="sequences that run at once")

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from examples.smollm2.data import TRAINING
 from examples.smollm2.features import load_target
-from examples.smollm2.model import Drafter, Shape
-from examples.smollm2.replay import unit_scaled
+from examples.smollm2.model import Drafter, Shape, unit_scaled
 
 CODEBOOKS = ("predecessor", "successor")
 
@@ -83,7 +83,7 @@ def published(drafter: Drafter, embeddings: Tensor) -> dict[str, Tensor]:
 
 def export(best: Path, target: Any, out: Path) -> None:
     """Write the drafter of the file `best` (from train.py) to the folder `out`."""
-    state = torch.load(best, weights_only=True)
+    state = torch.load(best, map_location="cpu", weights_only=True)
     shape = Shape(**{**state["shape"], "taps": tuple(state["shape"]["taps"])})
     drafter = Drafter(shape)
     drafter.load_state_dict(state["drafter"])
@@ -132,7 +132,7 @@ def load_exported(folder: Path) -> Drafter:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
-    parser.add_argument("--best", type=Path, required=True, help="best.pt of train.py")
+    parser.add_argument("--best", type=Path, default=TRAINING / "dflash2" / "best.pt", help="file of train.py")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(argv)
     export(arguments.best, load_target(arguments.target), arguments.out)

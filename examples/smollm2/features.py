@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 3: what the drafter sees of the target: tapped features, and the target's own next-token candidates.
 
-    python -m examples.smollm2.features --target .demo/target --tokens .demo/training/tokens
+    python -m examples.smollm2.features
+    python -m examples.smollm2.features --tokens .demo/training/held-out
 
 One teacher-forced bf16 forward of the target over every sequence. Beside `shard-00000.npz` it writes
 `shard-00000.taps` (bf16 bits, [tokens, F*H]) and `shard-00000.soft.npz` (the target's top candidates and
@@ -19,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
+
+from examples.smollm2.data import TRAINING
 
 SOFT_CANDIDATES = 16
 TAPS = (1, 7, 14, 20, 27)
@@ -65,14 +68,14 @@ def write_features(path: Path, target: Any, taps: tuple[int, ...], batch: int, p
         padded = torch.zeros(len(chosen), int(lengths[chosen].max()), dtype=torch.int64)
         for row, i in enumerate(chosen):
             padded[row, : lengths[i]] = torch.from_numpy(shard["tokens"][starts[i] : ends[i]].astype(np.int64))
-        rows, logits = tapped(target, padded, taps)
+        rows, logits = tapped(target, padded.to(target.device), taps)
         top = logits.topk(SOFT_CANDIDATES, dim=-1)
         top_chances = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
-        bits = rows.to(torch.bfloat16).view(torch.uint16).numpy()
+        bits = rows.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
         for row, i in enumerate(chosen):
             features[starts[i] : ends[i]] = bits[row, : lengths[i]]
-            ids[starts[i] : ends[i]] = top.indices[row, : lengths[i]].numpy()
-            chances[starts[i] : ends[i]] = top_chances[row, : lengths[i]].numpy()
+            ids[starts[i] : ends[i]] = top.indices[row, : lengths[i]].cpu().numpy()
+            chances[starts[i] : ends[i]] = top_chances[row, : lengths[i]].cpu().numpy()
         progress.update(int(lengths[chosen].sum()))
     features.flush()
     np.savez(path.with_suffix(".soft.npz"), ids=ids, chances=chances)
@@ -82,11 +85,12 @@ def write_features(path: Path, target: Any, taps: tuple[int, ...], batch: int, p
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
-    parser.add_argument("--tokens", type=Path, required=True, help="folder of shards from generate.py")
+    parser.add_argument("--tokens", type=Path, default=TRAINING / "prompts", help="folder of shards from generate.py")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--taps", type=int, nargs="+", default=TAPS, help="0-based decoder layers")
     parser.add_argument("--batch", type=int, default=8, help="sequences a forward")
     arguments = parser.parse_args(argv)
-    target = load_target(arguments.target)
+    target = load_target(arguments.target).to(arguments.device)
     shards = sorted(arguments.tokens.glob("shard-?????.npz"))
     shards = [path for path in shards if not path.with_suffix(".taps").exists()]
     with tqdm(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 2: the target's own continuations, made with vLLM.
 
-    python -m examples.smollm2.generate --target .demo/target --prompts P.jsonl --out .demo/training/tokens
+    python -m examples.smollm2.generate
+    python -m examples.smollm2.generate --prompts .demo/training/held-out.jsonl
 
 Every prompt with an even index is continued greedily, the others at T=0.8. Writes shards of token ids; a
 shard that is there is skipped, so the command can be stopped and repeated, and several workers can share it.
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from examples.smollm2.data import TRAINING
 
 TEMPERATURES = (0.0, 0.8)
 
@@ -51,8 +54,8 @@ def write_shard(path: Path, rows: list[dict[str, Any]]) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
-    parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, default=TRAINING / "prompts.jsonl")
+    parser.add_argument("--out", type=Path, help="folder of shards (default: the prompts' file without suffix)")
     parser.add_argument("--max-tokens", type=int, default=320, help="longest continuation")
     parser.add_argument("--longest-prompt", type=int, default=256)
     parser.add_argument("--shard", type=int, default=256, help="prompts a shard")
@@ -66,7 +69,8 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     from vllm import LLM, SamplingParams
 
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    out = arguments.out or arguments.prompts.with_suffix("")
+    out.mkdir(parents=True, exist_ok=True)
     prompts = read_prompts(arguments.prompts)
     llm = LLM(
         str(arguments.target),
@@ -79,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer = llm.get_tokenizer()
     shards = range(0, len(prompts), arguments.shard)
     for number, start in list(enumerate(shards))[arguments.worker :: arguments.workers]:
-        path = arguments.out / f"shard-{number:05d}.npz"
+        path = out / f"shard-{number:05d}.npz"
         if path.exists():
             continue
         began = time.monotonic()

@@ -221,6 +221,18 @@ class Drafter(nn.Module):
         return self.norm(x)
 
 
+def block_ids(anchor_ids: Tensor, drafter: Drafter) -> Tensor:
+    """[..., S]: the anchor and K masks."""
+    masks = torch.full((*anchor_ids.shape, drafter.shape.block_size - 1), drafter.shape.mask_token_id)
+    return torch.cat((anchor_ids[..., None], masks), dim=-1)
+
+
+def unit_scaled(embeddings: Tensor) -> Tensor:
+    """Embeddings [V, H] over their overall root mean square: the selector's input while training."""
+    embeddings = embeddings.float()
+    return embeddings / embeddings.square().mean().sqrt()
+
+
 def start_from_target(drafter: Drafter, target: Any) -> None:
     """Copy the target's last layers, its final norm, and let fc pass the last tap through.
 

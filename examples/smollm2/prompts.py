@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 1: training prompts, as JSON lines {"kind", "text"} or {"kind", "messages"}.
 
-    python -m examples.smollm2.prompts --out .demo/training/prompts.jsonl --count 12000 --files STDLIB/*.py
+    python -m examples.smollm2.prompts --files STDLIB/*.py
+    python -m examples.smollm2.prompts --files STDLIB/*.py --held-out --count 300
 
 Code prefixes come from the files that the user names; all else is made of the templates in `words.toml`.
 Prompts of the held-out split share no file and no topic with the training split.
@@ -18,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from examples.smollm2.data import TRAINING
 
 Prompt = dict[str, Any]
 words = SimpleNamespace(**tomllib.loads(Path(__file__).with_name("words.toml").read_text()))
@@ -186,17 +189,18 @@ def make_prompts(files: list[Path], count: int, held_out: bool, seed: int) -> li
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--out", type=Path, help="file to write (default .demo/training/prompts.jsonl)")
     parser.add_argument("--files", type=Path, nargs="+", required=True, help="source files for code prefixes")
     parser.add_argument("--count", type=int, default=12000, help="prompts to make")
     parser.add_argument("--held-out", action="store_true", help="make the held-out split instead")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     prompts = make_prompts(arguments.files, arguments.count, arguments.held_out, arguments.seed)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    out = arguments.out or TRAINING / ("held-out.jsonl" if arguments.held_out else "prompts.jsonl")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     counts = {kind: sum(prompt["kind"] == kind for prompt in prompts) for kind in MIX}
-    print(f"prompts: wrote {len(prompts)} to {arguments.out}: {counts}")
+    print(f"prompts: wrote {len(prompts)} to {out}: {counts}")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acceptance length of a drafter without an engine, on continuations that the target made greedily.
 
+    python -m examples.smollm2.replay --drafter .demo/drafter
+
 What the target would verify is known there, so the drafter alone runs: fast enough for early stopping.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from examples.smollm2.data import Batch, Sequence, collate
-from examples.smollm2.model import Drafter
-
-
-def block_ids(anchor_ids: Tensor, drafter: Drafter) -> Tensor:
-    """[..., S]: the anchor and K masks."""
-    masks = torch.full((*anchor_ids.shape, drafter.shape.block_size - 1), drafter.shape.mask_token_id)
-    return torch.cat((anchor_ids[..., None], masks), dim=-1)
-
-
-def unit_scaled(embeddings: Tensor) -> Tensor:
-    """Embeddings [V, H] over their overall root mean square: the selector's input while training."""
-    embeddings = embeddings.float()
-    return embeddings / embeddings.square().mean().sqrt()
+from examples.smollm2.data import TRAINING, Batch, Sequence, collate, load_sequences
+from examples.smollm2.export import load_exported
+from examples.smollm2.features import load_target
+from examples.smollm2.model import Drafter, block_ids, unit_scaled
 
 
 def choose(drafter: Drafter, hidden: Tensor, anchor_ids: Tensor, head: Tensor, ids: Tensor, scaled: Tensor) -> Tensor:
@@ -53,7 +48,8 @@ class Replay:
         self.at_once = anchors_at_once
 
     def drafts(self, drafter: Drafter, batch: Batch) -> Tensor:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), torch.autocast(self.embeddings.device.type, torch.bfloat16):
+            batch = batch.to(self.embeddings.device)
             embedded = self.embeddings[block_ids(batch.anchor_ids, drafter)].float()
             hidden = drafter(batch.taps, embedded, batch.anchors)
             return choose(drafter, hidden, batch.anchor_ids, self.head, self.ids, self.scaled)
@@ -65,7 +61,7 @@ class Replay:
         counts = []
         for first in range(0, len(everywhere), self.at_once):
             batch = collate([sequence], [everywhere[first : first + self.at_once]], slots)
-            right = self.drafts(drafter, batch) == batch.labels
+            right = self.drafts(drafter, batch).cpu() == batch.labels
             counts.append(right.int().cumprod(-1).sum(-1)[0].numpy())
         return np.concatenate(counts) if counts else np.zeros(0, int)
 
@@ -82,3 +78,23 @@ class Replay:
                     steps[kind] += 1
                 at += int(accepted[at]) + 1
         return {kind: tokens[kind] / steps[kind] for kind in sorted(steps)}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, default=Path(".demo/target"))
+    parser.add_argument("--drafter", type=Path, default=Path(".demo/drafter"))
+    parser.add_argument("--tokens", type=Path, default=TRAINING / "held-out", help="shards with features")
+    arguments = parser.parse_args(argv)
+    target = load_target(arguments.target)
+    drafter = load_exported(arguments.drafter)
+    embeddings = target.get_input_embeddings().weight.detach()
+    head = target.get_output_embeddings().weight.detach()
+    replay = Replay(embeddings, head, torch.arange(len(head)))
+    sequences = [sequence for sequence in load_sequences(arguments.tokens) if sequence.temperature == 0]
+    lengths = replay.acceptance_length(drafter, sequences)
+    print(json.dumps({kind: round(length, 3) for kind, length in lengths.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 4: train a DFlash 2 (or DFlash) drafter on cached features.
 
-    python -m examples.smollm2.train --tokens .demo/training/tokens --held-out .demo/training/held-out \
-        --out .demo/training/dflash2 --steps 3000
+    python -m examples.smollm2.train --steps 3000
+    python -m examples.smollm2.train --steps 3000 --method dflash
 
 Block cross-entropy with position decay, half of it against the target's own distribution; the selector learns
 on the drafter's top candidates with the true predecessor. The state is saved at every evaluation: the same
@@ -23,10 +23,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from examples.smollm2.data import Batch, batches, cut_vocabulary, load_sequences
+from examples.smollm2.data import TRAINING, Batch, batches, cut_vocabulary, load_sequences
 from examples.smollm2.features import TAPS, load_target
-from examples.smollm2.model import Drafter, Shape, fit_head_norms, start_from_target
-from examples.smollm2.replay import Replay, block_ids, unit_scaled
+from examples.smollm2.model import (
+    Drafter,
+    Shape,
+    block_ids,
+    fit_head_norms,
+    start_from_target,
+    unit_scaled,
+)
+from examples.smollm2.replay import Replay
 
 
 def shape_for(target: Any, taps: tuple[int, ...], layers: int, block: int, mask: int, rank: int) -> Shape:
@@ -158,7 +165,7 @@ def schedule(step: int, steps: int, warmup: int) -> float:
 def train(arguments: argparse.Namespace) -> dict[str, float]:
     """Run the training; returns the best held-out acceptance lengths by kind."""
     torch.manual_seed(arguments.seed)
-    target = load_target(arguments.target)
+    target = load_target(arguments.target).to(arguments.device)
     embeddings = target.get_input_embeddings().weight.detach().clone()
     head = target.get_output_embeddings().weight.detach().clone()
     rank = arguments.selector_rank if arguments.method == "dflash2" else 0
@@ -179,21 +186,21 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
     )
     if arguments.start == "target":
         start_from_target(drafter, target)
-        some = next(batches(sequences, 4, 8, slots, np.random.default_rng(0)))
+        some = next(batches(sequences, 4, 8, slots, np.random.default_rng(0))).to(embeddings.device)
         fit_head_norms(drafter, some.taps.float(), embeddings[block_ids(some.anchor_ids, drafter)].float())
     del target
     optimizer = make_optimizer(drafter, arguments.rate, arguments.weight_decay)
-    out: Path = arguments.out
+    out: Path = arguments.out or TRAINING / arguments.method
     out.mkdir(parents=True, exist_ok=True)
     step, best, seconds = 0, {"all": 0.0}, 0.0
     if (out / "state.pt").exists():
-        state = torch.load(out / "state.pt", weights_only=True)
+        state = torch.load(out / "state.pt", map_location=arguments.device, weights_only=True)
         drafter.load_state_dict(state["drafter"])
         optimizer.load_state_dict(state["optimizer"])
         step, best, seconds = state["step"], state["best"], state["seconds"]
         print(f"train: going on at step {step}", flush=True)
     elif arguments.warm is not None:
-        drafter.load_state_dict(torch.load(arguments.warm, weights_only=True)["drafter"])
+        drafter.load_state_dict(torch.load(arguments.warm, map_location=arguments.device, weights_only=True)["drafter"])
     feed = batches(
         sequences, arguments.sequences, arguments.blocks, slots, np.random.default_rng([arguments.seed, step])
     )
@@ -203,8 +210,8 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
             began = time.monotonic()
             for group in optimizer.param_groups:
                 group["lr"] = arguments.rate * group["scale"] * schedule(step, arguments.steps, arguments.warmup)
-            with torch.autocast("cpu", torch.bfloat16):
-                loss, figures = loss_of(drafter, next(feed))
+            with torch.autocast(arguments.device, torch.bfloat16):
+                loss, figures = loss_of(drafter, next(feed).to(embeddings.device))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
@@ -233,9 +240,10 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
-    parser.add_argument("--tokens", type=Path, required=True)
-    parser.add_argument("--held-out", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=Path, default=TRAINING / "prompts", help="shards with features")
+    parser.add_argument("--held-out", type=Path, default=TRAINING / "held-out", help="shards for early stopping")
+    parser.add_argument("--out", type=Path, help="folder (default .demo/training/METHOD)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--method", choices=("dflash2", "dflash"), default="dflash2")
     parser.add_argument("--start", choices=("target", "random"), default="target", help="where the layers start from")
     parser.add_argument("--warm", type=Path, help="start from this best.pt")
@@ -259,4 +267,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    print(json.dumps(train(parse()), indent=2))
+    chosen = parse()
+    with torch.device(chosen.device):
+        print(json.dumps(train(chosen), indent=2))

@@ -13,9 +13,8 @@ import torch
 from examples.smollm2.data import Sequence, batches
 from examples.smollm2.export import published
 from examples.smollm2.features import tapped
-from examples.smollm2.model import Drafter, Shape
+from examples.smollm2.model import Drafter, Shape, block_ids, unit_scaled
 from examples.smollm2.prompts import make_prompts
-from examples.smollm2.replay import block_ids, unit_scaled
 from examples.smollm2.train import HeadLoss, Loss
 from tests.reference.config import read_config
 from tests.reference.dflash import ReferenceDrafter
