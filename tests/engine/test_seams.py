@@ -18,7 +18,7 @@ def held() -> dict[Seam, object]:
     """The object at each seam that has a replacement, as it is now."""
     found = {}
     for seam in SEAMS:
-        if seam.replace is not None:
+        if seam.ours is not None:
             owner, name = seams.owner_of(seam)
             found[seam] = getattr(owner, name)
     return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def deactivate() -> None:
 
 def _apply(stage: str) -> None:
     for seam in seams.SEAMS:
-        if seam.stage != stage or seam.replace is None or seam in _stock:
+        if seam.stage != stage or seam.ours is None or seam in _stock:
             continue
         owner, name = seams.owner_of(seam)
         stock = getattr(owner, name, None)
@@ -77,13 +78,19 @@ def _apply(stage: str) -> None:
 
             seams.require(Path(vllm.__file__).parent, vllm.__version__)
         _stock[seam] = stock
-        setattr(owner, name, seam.replace(stock))
+        setattr(owner, name, _ours(seam.ours, stock))
+
+
+def _ours(path: str, stock: Any) -> Any:
+    module, name = path.split(":")
+    ours = getattr(importlib.import_module(f"vllm_dflash.engine.{module}"), name)
+    return ours if isinstance(ours, type) else ours(stock)
 
 
 def _register_architectures() -> None:
     from vllm import ModelRegistry
 
-    for name, target in seams.ARCHITECTURES.items():
+    for name in seams.ARCHITECTURES:
         if name not in _stock_architectures and name in ModelRegistry.models:
             _stock_architectures[name] = ModelRegistry.models.pop(name)
-            ModelRegistry.register_model(name, target)
+            ModelRegistry.register_model(name, seams.DRAFTER)

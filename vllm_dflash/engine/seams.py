@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_dflash.engine import replacements
 from vllm_dflash.engine.versions import SUPPORTED
-
-Replace = Callable[[Any], Any]
 
 
 class SeamError(RuntimeError):
@@ -25,14 +22,15 @@ class Seam:
     """One name in one module of vLLM.
 
     parameters: those that the function (or the class's __init__) must take, in this order; extra ones may follow.
-    replace: from stock's object to ours; None where stock's is only used.
+    ours: what replaces it, "module:name" below vllm_dflash.engine: a class that derives from stock's, or a function
+    that makes ours from stock's. None where stock's is only used.
     stage: "always" in every process, "config" where a DFlash configuration is built or used, "worker" in workers.
     """
 
     module: str
     name: str
     parameters: tuple[str, ...] | None
-    replace: Replace | None
+    ours: str | None
     stage: str
     why: str
 
@@ -48,7 +46,7 @@ SEAMS = (
         "vllm.engine.arg_utils",
         "EngineArgs.create_speculative_config",
         ("self", "target_model_config", "target_parallel_config"),
-        replacements.create_speculative_config,
+        "hooks:create_speculative_config",
         "always",
         "fills in the drafter, K and the sampling method, and checks the pair before weights load",
     ),
@@ -56,7 +54,7 @@ SEAMS = (
         "vllm.v1.worker.worker_base",
         "WorkerWrapperBase.init_device",
         ("self",),
-        replacements.init_device,
+        "hooks:init_device",
         "always",
         "the first call in a worker that knows the configuration and comes before the model runner is built",
     ),
@@ -64,7 +62,7 @@ SEAMS = (
         "vllm.config.vllm",
         "VllmConfig._get_v1_model_runner_unsupported_features",
         ("self",),
-        replacements.v1_unsupported_features,
+        "hooks:v1_unsupported_features",
         "config",
         "stock refuses DFlash 2 and mixed windows on V1; the package serves both there",
     ),
@@ -72,7 +70,7 @@ SEAMS = (
         RUNNER,
         "DFlashProposer",
         None,
-        replacements.v1_proposer,
+        "v1.proposer:Proposer",
         "worker",
         "the runner builds its drafter from this name and checks it against this name",
     ),
@@ -80,7 +78,7 @@ SEAMS = (
         RUNNER,
         "RejectionSampler",
         None,
-        replacements.v1_rejection_sampler,
+        "v1.sampler:SparseRejectionSampler",
         "worker",
         "the runner builds its verifier from this name",
     ),
@@ -219,7 +217,14 @@ SEAMS = (
     ),
 )
 
-ARCHITECTURES = dict.fromkeys(replacements.ARCHITECTURES, "vllm_dflash.drafter.model:DFlashDrafter")
+# Draft architectures that the package serves, as vLLM's registry names them after its own renaming.
+ARCHITECTURES = (
+    "DFlashDraftModel",
+    "DFlash2DraftModel",
+    "MuseGlimmerAssistantModel",
+    "DFlashMuseGlimmerAssistantModel",
+)
+DRAFTER = "vllm_dflash.drafter.model:DFlashDrafter"
 
 
 def check(root: Path, seams: Iterable[Seam] = SEAMS) -> dict[Seam, str | None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands at each seam: functions from stock's object to ours. Heavy imports wait until a seam is applied."""
+"""The hooks in vLLM's own calls: functions from stock's to ours. Heavy imports wait until a hook has work to do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-# Draft architectures that the package serves, as vLLM's registry names them after its own renaming.
-ARCHITECTURES = (
-    "DFlashDraftModel",
-    "DFlash2DraftModel",
-    "MuseGlimmerAssistantModel",
-    "DFlashMuseGlimmerAssistantModel",
-)
+from vllm_dflash.engine import activation
+from vllm_dflash.engine.seams import ARCHITECTURES
 
 
 def is_ours(speculative_config: Any) -> bool:
@@ -27,7 +22,7 @@ def is_ours(speculative_config: Any) -> bool:
 def create_speculative_config(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def wrapper(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
-        from vllm_dflash.engine import activation, configuration
+        from vllm_dflash.engine import configuration
 
         request = configuration.asked_for(self)
         if request is None:
@@ -50,8 +45,6 @@ def create_speculative_config(stock: Callable[..., Any]) -> Callable[..., Any]:
 def init_device(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def wrapper(self: Any) -> Any:
-        from vllm_dflash.engine import activation
-
         config = self.vllm_config
         # The V2 runner has stock's own drafter and speculator, which belong together.
         if is_ours(config.speculative_config) and not config.use_v2_model_runner:
@@ -72,17 +65,3 @@ def v1_unsupported_features(stock: Callable[..., list[str]]) -> Callable[..., li
         return [f for f in features if f not in served] if is_ours(self.speculative_config) else features
 
     return wrapper
-
-
-def v1_proposer(stock: type) -> type:
-    from vllm_dflash.engine.v1.proposer import Proposer
-
-    assert issubclass(Proposer, stock)
-    return Proposer
-
-
-def v1_rejection_sampler(stock: type) -> type:
-    from vllm_dflash.engine.v1.sampler import SparseRejectionSampler
-
-    assert issubclass(SparseRejectionSampler, stock)
-    return SparseRejectionSampler
