@@ -21,7 +21,7 @@ demo-pair: setup
 	@$(RUN) -m examples.smollm2.target --out .demo/target
 
 demo: demo-pair
-	@$(RUN) -m examples.demo
+	@$(RUN) -m examples.demo $(DEMO_ARGS)
 
 test: demo-pair
 	@$(RUN) -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
