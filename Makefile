@@ -19,6 +19,7 @@ setup:
 
 demo-pair: setup
 	@$(RUN) -m examples.smollm2.target --out .demo/target
+	@ln -sfn ../examples/smollm2/drafter .demo/drafter
 
 demo: demo-pair
 	@$(RUN) -m examples.demo $(DEMO_ARGS)
