@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 5: write a trained drafter in the published layout: config.json and model.safetensors (bf16).
 
-python -m examples.smollm2.export --target .demo/target --best .demo/training/dflash2/best.pt --out .demo/drafter
+python -m examples.smollm2.export --out .demo/my-drafter
 """
 
 from __future__ import annotations

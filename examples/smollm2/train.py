@@ -186,8 +186,9 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
     )
     if arguments.start == "target":
         start_from_target(drafter, target)
-        some = next(batches(sequences, 4, 8, slots, np.random.default_rng(0))).to(embeddings.device)
-        fit_head_norms(drafter, some.taps.float(), embeddings[block_ids(some.anchor_ids, drafter)].float())
+        if not hasattr(target.model.layers[0].self_attn, "q_norm"):
+            some = next(batches(sequences, 4, 8, slots, np.random.default_rng(0))).to(embeddings.device)
+            fit_head_norms(drafter, some.taps.float(), embeddings[block_ids(some.anchor_ids, drafter)].float())
     del target
     optimizer = make_optimizer(drafter, arguments.rate, arguments.weight_decay)
     out: Path = arguments.out or TRAINING / arguments.method
