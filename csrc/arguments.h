@@ -41,6 +41,7 @@ struct Rejection {
   int32_t* accepted;  // [batch]
   int64_t rows, vocabulary, logits_row, drafts, batch, candidates, max_drafts;
   Type type;
+  void* workspace;  // CUDA: cuda::rejection_workspace bytes
 };
 
 constexpr int max_layers = 64;
@@ -66,6 +67,17 @@ struct Destination {
   int64_t key_block, key_offset, key_head, value_block, value_offset, value_head;
   float k_scale, v_scale;
   Type type;
+};
+
+// Features to K and V of all layers in one launch; `kv` of the context is what the projection would give.
+struct Projection {
+  Context context;
+  const void* features;        // [rows, width] of the context's type
+  const void* weight;          // [layers * 2 * heads * size, width], hidden_norm's weight folded in
+  const float* weight_scale;   // [layers * 2 * heads * size], null where the weight is not quantised
+  const void* bias;            // [layers * 2 * heads * size] of the context's type, or null
+  int64_t width, feature_row, weight_row;
+  Type weight_type;
 };
 
 }  // namespace dflash

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device.h"
 
-#include "cpu/kernels.h"
-#include "operations.h"
-
 #if defined(DFLASH_CUDA) && !defined(DFLASH_EMULATION)
 #include <dlfcn.h>
 #endif
@@ -27,19 +24,5 @@ OnDevice::OnDevice(const Tensor& like) : guard_(like.get_device_index()) {
 }
 #endif
 #endif
-
-bool has_cuda() {
-#ifdef DFLASH_CUDA
-  return true;
-#else
-  return false;
-#endif
-}
-
-std::string cpu_isa(std::optional<std::string> use) {
-  const char* name = use ? use_kernels(use->c_str()) : kernels().name;
-  if (!name) fail("cpu_isa", "this processor or this build has no \"", *use, "\"; choose baseline, avx2, avx512 or avx512bf16");
-  return name;
-}
 
 }  // namespace dflash

@@ -51,23 +51,27 @@ class OnDevice {
   void* stream_ = nullptr;
 };
 
-inline bool uses_cuda(const Tensor& like) {
 #ifdef DFLASH_EMULATION
-  return true;
+inline bool uses_cuda(const Tensor&) { return true; }
+#define DFLASH_ON_CPU(function, ...) (void)0
 #else
-  return !like.is_cpu();
+inline bool uses_cuda(const Tensor& like) { return !like.is_cpu(); }
+#define DFLASH_ON_CPU(function, ...) cpu::function(__VA_ARGS__)
 #endif
-}
 
-#define DFLASH_RUN(op, like, function, ...)                                     \
-  do {                                                                          \
-    if (!uses_cuda(like)) {                                                     \
-      cpu::function(__VA_ARGS__);                                               \
-    } else {                                                                    \
-      const OnDevice device(like);                                              \
-      const char* error = cuda::function(__VA_ARGS__, device.stream());         \
-      if (error) fail(op, "CUDA reports: ", error);                             \
-    }                                                                           \
+#define DFLASH_ON_CUDA(op, like, function, ...)                       \
+  do {                                                                \
+    const OnDevice device(like);                                      \
+    const char* error = cuda::function(__VA_ARGS__, device.stream()); \
+    if (error) fail(op, error);                                       \
+  } while (0)
+
+#define DFLASH_RUN(op, like, function, ...)            \
+  do {                                                 \
+    if (uses_cuda(like))                               \
+      DFLASH_ON_CUDA(op, like, function, __VA_ARGS__); \
+    else                                               \
+      DFLASH_ON_CPU(function, __VA_ARGS__);            \
   } while (0)
 #else
 #define DFLASH_RUN(op, like, function, ...) cpu::function(__VA_ARGS__)

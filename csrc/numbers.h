@@ -4,11 +4,9 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#ifdef __CUDA_ARCH__
+#ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#endif
-#ifdef __CUDACC__
 #define DFLASH_FN __host__ __device__ __forceinline__
 #else
 #define DFLASH_FN inline __attribute__((always_inline))
@@ -66,9 +64,13 @@ template <typename T> DFLASH_FN T narrow(float x);
 template <> DFLASH_FN float narrow<float>(float x) { return x; }
 
 template <> DFLASH_FN bf16 narrow<bf16>(float x) {
+#ifdef __CUDA_ARCH__
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+#else
   const uint32_t bits = as_bits(x);
   const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   return {uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded)};
+#endif
 }
 
 template <> DFLASH_FN f16 narrow<f16>(float x) {

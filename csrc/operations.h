@@ -33,6 +33,12 @@ void inject_context_kv(const Tensor& kv, const Tensor& k_norm, double eps, const
                        std::vector<Tensor> key_caches, std::vector<Tensor> value_caches, const Tensor& slot_mapping,
                        int64_t block_size, double k_scale, double v_scale);
 
+void project_context_kv(const Tensor& features, const Tensor& weight, std::optional<Tensor> weight_scale,
+                        std::optional<Tensor> bias, const Tensor& k_norm, double eps, const Tensor& positions,
+                        const Tensor& cos_sin, bool is_neox, std::optional<double> value_scale,
+                        std::vector<Tensor> key_caches, std::vector<Tensor> value_caches, const Tensor& slot_mapping,
+                        int64_t block_size, double k_scale, double v_scale);
+
 bool has_cuda();
 std::string cpu_isa(std::optional<std::string> use);
 

@@ -25,8 +25,14 @@ STABLE_TORCH_LIBRARY(DFLASH_NAMESPACE, m) {
       "inject_context_kv(Tensor kv, Tensor k_norm, float eps, Tensor positions, Tensor cos_sin, bool is_neox, "
       "float? value_scale, Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slot_mapping, int block_size, "
       "float k_scale, float v_scale) -> ()");
+  m.def(
+      "project_context_kv(Tensor features, Tensor weight, Tensor? weight_scale, Tensor? bias, Tensor k_norm, float eps, "
+      "Tensor positions, Tensor cos_sin, bool is_neox, float? value_scale, Tensor(a!)[] key_caches, "
+      "Tensor(b!)[] value_caches, Tensor slot_mapping, int block_size, float k_scale, float v_scale) -> ()");
+#ifndef DFLASH_EMULATION
   m.def("has_cuda() -> bool");
   m.def("cpu_isa(str? use) -> str");
+#endif
 }
 
 #define DFLASH_REGISTER(m)                                            \
@@ -36,15 +42,25 @@ STABLE_TORCH_LIBRARY(DFLASH_NAMESPACE, m) {
   m.impl("context_kv_rows", TORCH_BOX(&dflash::context_kv_rows));     \
   m.impl("inject_context_kv", TORCH_BOX(&dflash::inject_context_kv))
 
+#ifdef DFLASH_EMULATION  // the CUDA code, run on a processor
+STABLE_TORCH_LIBRARY_IMPL(DFLASH_NAMESPACE, CPU, m) {
+  DFLASH_REGISTER(m);
+  m.impl("project_context_kv", TORCH_BOX(&dflash::project_context_kv));
+}
+#else
 STABLE_TORCH_LIBRARY_IMPL(DFLASH_NAMESPACE, CPU, m) { DFLASH_REGISTER(m); }
 #ifdef DFLASH_CUDA
-STABLE_TORCH_LIBRARY_IMPL(DFLASH_NAMESPACE, CUDA, m) { DFLASH_REGISTER(m); }
+STABLE_TORCH_LIBRARY_IMPL(DFLASH_NAMESPACE, CUDA, m) {
+  DFLASH_REGISTER(m);
+  m.impl("project_context_kv", TORCH_BOX(&dflash::project_context_kv));
+}
 #endif
 
 STABLE_TORCH_LIBRARY_IMPL(DFLASH_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("has_cuda", TORCH_BOX(&dflash::has_cuda));
   m.impl("cpu_isa", TORCH_BOX(&dflash::cpu_isa));
 }
+#endif
 
 // Importing the module runs the registrations above.
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};

@@ -8,7 +8,7 @@
 namespace dflash {
 namespace {
 
-constexpr int64_t max_head_size = 1024;
+constexpr int64_t max_head_size = 512;
 
 // x [size] -> out [size], cos and sin [rotated / 2], `scale` last. With a size known to the compiler (and a full
 // rotation by halves) the head stays in registers.

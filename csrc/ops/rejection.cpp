@@ -37,13 +37,20 @@ std::tuple<Tensor, Tensor> reject_sparse(const Tensor& logits, const Tensor& dra
   Tensor output = empty<2>({batch, max_drafts + 1}, aoti_torch_dtype_int32(), logits);
   Tensor accepted = empty<1>({batch}, aoti_torch_dtype_int32(), logits);
   if (batch == 0) return {output, accepted};
-  const Rejection a{logits.const_data_ptr(), draft_rows.const_data_ptr<int64_t>(), bonus_rows.const_data_ptr<int64_t>(),
+  Rejection a{logits.const_data_ptr(), draft_rows.const_data_ptr<int64_t>(), bonus_rows.const_data_ptr<int64_t>(),
                     draft_ids.const_data_ptr<int64_t>(), cu_drafts.const_data_ptr<int32_t>(),
                     candidate_ids.const_data_ptr<int64_t>(), candidate_scores.const_data_ptr<float>(),
                     temperature.const_data_ptr<float>(), seeds.const_data_ptr<int64_t>(),
                     anchor_positions.const_data_ptr<int64_t>(), output.mutable_data_ptr<int32_t>(),
                     accepted.mutable_data_ptr<int32_t>(),
-                    logits.size(0), logits.size(1), logits.stride(0), drafts, batch, candidates, max_drafts, type};
+                    logits.size(0), logits.size(1), logits.stride(0), drafts, batch, candidates, max_drafts, type, nullptr};
+#ifdef DFLASH_CUDA
+  Tensor workspace;
+  if (uses_cuda(logits)) {
+    workspace = empty<1>({cuda::rejection_workspace(a)}, aoti_torch_dtype_uint8(), logits);
+    a.workspace = workspace.mutable_data_ptr();
+  }
+#endif
   DFLASH_RUN(op, logits, reject_sparse, a);
   return {output, accepted};
 }

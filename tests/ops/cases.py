@@ -33,9 +33,7 @@ def seeds(rng: torch.Generator, batch: int) -> torch.Tensor:
     return integers(rng, -(1 << 62), 1 << 62, batch)
 
 
-def convolution(
-    seed: int, blocks: int, block: int, groups: int, size: int, taps: int, dtype: torch.dtype
-) -> Arguments:
+def convolution(seed: int, blocks: int, block: int, groups: int, size: int, taps: int, dtype: torch.dtype) -> Arguments:
     rng = generator(seed)
     rows, width = blocks * block, groups * size
     both_sides = normal(rng, rows, 2, taps, groups, dtype=dtype)
@@ -51,9 +49,7 @@ def path(
     seed: int, batch: int, slots: int, candidates: int, rank: int, vocabulary: int, dtype: torch.dtype
 ) -> Arguments:
     rng = generator(seed)
-    temperature = torch.where(
-        torch.rand(batch, generator=rng) < 0.4, 0.0, 0.3 + torch.rand(batch, generator=rng)
-    )
+    temperature = torch.where(torch.rand(batch, generator=rng) < 0.4, 0.0, 0.3 + torch.rand(batch, generator=rng))
     return {
         "candidate_ids": distinct(rng, vocabulary, batch, slots, candidates),
         "candidate_logits": normal(rng, batch, slots, candidates) * 2,
@@ -84,16 +80,12 @@ def rejection(
     logits = (normal(rng, rows, vocabulary) * 2).to(dtype)
     logits[torch.rand(rows, vocabulary, generator=rng) < 0.2] = -torch.inf
     draft_rows, bonus_rows = order[:drafts], order[drafts:].clone()
-    temperature = torch.where(
-        torch.rand(batch, generator=rng) < 0.3, 0.0, 0.4 + torch.rand(batch, generator=rng)
-    )
+    temperature = torch.where(torch.rand(batch, generator=rng) < 0.3, 0.0, 0.4 + torch.rand(batch, generator=rng))
     owner = torch.arange(batch).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
     scaled = logits[draft_rows].float() / torch.where(temperature > 0, temperature, 1.0)[owner, None]
     noisy = (scaled + normal(rng, drafts, vocabulary) * 0.5).nan_to_num(neginf=-30.0)
     scores, ids = noisy.topk(min(candidates, vocabulary), dim=-1)
-    draft_ids = ids.gather(
-        1, torch.multinomial(scores.softmax(-1), 1, generator=rng) if drafts else ids[:, :1]
-    )[:, 0]
+    draft_ids = ids.gather(1, torch.multinomial(scores.softmax(-1), 1, generator=rng) if drafts else ids[:, :1])[:, 0]
     greedy = temperature[owner] == 0
     draft_ids = torch.where(greedy & (torch.rand(drafts, generator=rng) < 0.8), scaled.argmax(-1), draft_ids)
     draft_ids[torch.rand(drafts, generator=rng) < 0.05] = -1
@@ -155,3 +147,40 @@ def caches(
         keys.append(key)
         values.append(value)
     return keys, values
+
+
+def projection(
+    seed: int, rows: int, layers: int, heads: int, size: int, width: int, dtype: torch.dtype, weight: str
+) -> Arguments:
+    """Features and a weight, quantised by row where `weight` is fp8 or int8."""
+    rng = generator(seed)
+    columns = layers * 2 * heads * size
+    dense = normal(rng, columns, width) / width**0.5
+    scale = None
+    if weight != "dense":
+        top = 448.0 if weight == "fp8" else 127.0
+        scale = dense.abs().amax(1) / top
+        quantised = dense / scale[:, None]
+        dense = quantised.to(torch.float8_e4m3fn) if weight == "fp8" else quantised.round().to(torch.int8)
+    case = context(seed, rows, layers, heads, size, dtype, is_neox=seed % 3 > 0)
+    del case["kv"]
+    return {
+        "features": normal(rng, rows, width, dtype=dtype) * 3,
+        "kv_weight": dense.to(dtype) if scale is None else dense,
+        "weight_scale": scale,
+        "bias": normal(rng, columns, dtype=dtype) if seed % 2 else None,
+    } | case
+
+
+def injection(
+    seed: int, rows: int, dtype: torch.dtype, layout: str, per_layer: bool, size: int
+) -> tuple[Arguments, list[torch.Tensor], list[torch.Tensor]]:
+    """Up to 20 rows of 2 layers for caches of `dtype`, some of them with slot -1, and the caches."""
+    kv_type = torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype
+    case = context(seed, rows, 2, 2, size, kv_type, seed % 3 > 0)
+    keys, values = caches(seed, 2, 5, 4, 2, size, dtype, layout)
+    rng = generator(seed)
+    slots = torch.stack([torch.randperm(20, generator=rng)[:rows] for _ in range(2)])
+    slots[torch.rand(2, rows, generator=rng) < 0.2] = -1
+    case |= {"slot_mapping": slots if per_layer else slots[0].clone(), "block_size": 4}
+    return case | {"k_scale": 0.5, "v_scale": 0.01}, keys, values

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import torch
 
+from tests.ops import cases
 from tests.ops.cases import Arguments
-from vllm_dflash.ops import noise
+from vllm_dflash.ops import noise, projection
 from vllm_dflash.ops.reference import context_kv, convolution, rejection, selector
 from vllm_dflash.ops.reference.sampling import softmax_or_zero
 
@@ -24,18 +25,16 @@ ONE_ROUNDING = {torch.float32: 0.0, torch.float64: 0.0, torch.bfloat16: 2.0**-8,
 
 
 def double(arguments: Arguments) -> Arguments:
-    return {
-        k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for k, v in arguments.items()
-    }
+    return {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in arguments.items()}
 
 
-def assert_near(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Within FP32 of the tensor's largest value, plus one rounding of the result's type for each entry."""
+def assert_near(got: torch.Tensor, want: torch.Tensor, what: str, terms: float = 0.0) -> None:
+    """Within FP32 of the tensor's largest value (or of the sums' terms, where a sum may cancel), plus one
+    rounding of the result's type for each entry."""
     if want.numel() == 0:
         assert got.shape == want.shape
         return
-    allowed = FP32 * want.abs().max() + ONE_ROUNDING[got.dtype] * want.abs()
+    allowed = FP32 * want.abs().max().clamp(min=terms) + ONE_ROUNDING[got.dtype] * want.abs()
     wrong = (got.double() - want).abs() - allowed
     assert got.shape == want.shape and not got.isnan().any(), what
     assert wrong.max() <= 0, f"{what}: off by {float((got.double() - want).abs().max())}"
@@ -44,7 +43,7 @@ def assert_near(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 def check_convolution(run: Run, case: Arguments) -> None:
     got = run(**case)
     assert got.dtype == case["x"].dtype
-    assert_near(got, convolution.grouped_convolution(**double(case)), "convolution")
+    assert_near(got, convolution.grouped_convolution(**double(case)), "convolution", terms=1.0)
 
 
 def check_path(run: Run, case: Arguments) -> None:
@@ -54,11 +53,11 @@ def check_path(run: Run, case: Arguments) -> None:
     assert tokens.dtype == torch.int64 and scores.dtype == torch.float32
     batch, slots, _ = case["candidate_ids"].shape
     for b in range(batch):
-        last = case["anchors"][b : b + 1]
+        last, temperature = case["anchors"][b : b + 1], float(case["temperature"][b])
         for slot in range(slots):
-            one = {
-                k: v if k in ("predecessor", "successor") else v[b : b + 1] for k, v in double(case).items()
-            } | {"anchors": last}
+            one = {k: v if k in ("predecessor", "successor") else v[b : b + 1] for k, v in double(case).items()} | {
+                "anchors": last
+            }
             for name in ("candidate_ids", "candidate_logits", "projected"):
                 one[name] = one[name][:, slot : slot + 1]
             _, want = selector.select_path(**one)
@@ -66,15 +65,13 @@ def check_path(run: Run, case: Arguments) -> None:
             assert torch.equal(got.isfinite(), want.isfinite()), "scores: what is absent must be -inf"
             finite = want.isfinite()
             if not finite.any():
-                assert (tokens[b, slot:] == -1).all(), (
-                    "a slot without a finite score is no draft, with all after it"
-                )
+                assert (tokens[b, slot:] == -1).all(), "a slot without a finite score is no draft, with all after it"
                 assert (scores[b, slot:] == -torch.inf).all()
                 break
-            assert_near(scores[b, slot][finite], want[finite], "scores")
+            assert_near(scores[b, slot][finite], want[finite], "scores", terms=1 / (temperature or 1.0))
             where = (case["candidate_ids"][b, slot] == tokens[b, slot]).nonzero()
             assert where.numel() >= 1 and finite[where[0, 0]], "the token must be a present candidate"
-            assert_choice(got, int(where[0, 0]), float(case["temperature"][b]), one, slot + 1)
+            assert_choice(got, int(where[0, 0]), temperature, one, slot + 1)
             last = tokens[b : b + 1, slot]
 
 
@@ -86,9 +83,7 @@ def assert_choice(scores: torch.Tensor, choice: int, temperature: float, one: Ar
     p = softmax_or_zero(scores)
     u = float(noise.uniform(one["seeds"], one["anchor_positions"], slot, noise.DRAFT))
     high = float(p[: choice + 1].sum())
-    assert p[choice] > 0 and high - float(p[choice]) - 1e-6 <= u <= high + 1e-6, (
-        "not the inverse CDF's choice"
-    )
+    assert p[choice] > 0 and high - float(p[choice]) - 1e-6 <= u <= high + 1e-6, "not the inverse CDF's choice"
 
 
 def check_rejection(run: Run, case: Arguments) -> None:
@@ -122,9 +117,7 @@ def on_the_edge(case: Arguments, b: int, column: int, token: int) -> bool:
     n = start + column
     p = rejection.target_probabilities(case["logits"], case["draft_rows"][n : n + 1], temperature)[0]
     draft = case["draft_ids"][n : n + 1]
-    q = rejection.proposal(
-        draft, case["candidate_ids"][n : n + 1], case["candidate_scores"][n : n + 1], p.shape[0]
-    )[0]
+    q = rejection.proposal(draft, case["candidate_ids"][n : n + 1], case["candidate_scores"][n : n + 1], p.shape[0])[0]
     if 0 <= int(draft) < p.shape[0]:
         bound = float(noise.uniform(*key, column + 1, noise.ACCEPT) * q[int(draft)])
         if abs(bound - float(p[int(draft)])) <= 1e-5 * max(bound, float(p[int(draft)])):
@@ -132,9 +125,7 @@ def on_the_edge(case: Arguments, b: int, column: int, token: int) -> bool:
     residual = (p - q).clamp(min=0)
     if residual.sum() < 1e-5:  # a rejection of that probability cannot be told from none
         return True
-    return near_inverse_cdf(
-        residual / residual.sum(), token, float(noise.uniform(*key, column + 1, noise.RECOVER))
-    )
+    return near_inverse_cdf(residual / residual.sum(), token, float(noise.uniform(*key, column + 1, noise.RECOVER)))
 
 
 def near_inverse_cdf(p: torch.Tensor, token: int, u: float) -> bool:
@@ -182,6 +173,30 @@ def check_injection(run: Run, case: Arguments, keys: list[torch.Tensor], values:
             assert_near(new[mask], want[mask], "cache")
 
 
+def check_projection(
+    run: Run, case: Arguments, keys: list[torch.Tensor], values: list[torch.Tensor], rounding: float
+) -> None:
+    """Caches near float64's of the same arguments. `rounding`: how much of the largest value the
+    implementation may lose to 16-bit intermediates (0 where it has none)."""
+    before = [x.clone() for x in (*keys, *values)]
+    run(**case, key_caches=keys, value_caches=values)
+    wide = [x.double() for x in before]
+    exact = double(case)
+    if case["weight_scale"] is not None:
+        exact["kv_weight"] = exact["kv_weight"].double()
+    kv = projection.project(
+        *(exact[name] for name in ("features", "kv_weight", "weight_scale", "bias", "eps")), *case["k_norm"].shape
+    )
+    names = ("k_norm", "eps", "positions", "cos_sin", "is_neox", "value_scale", "slot_mapping", "block_size")
+    context_kv.inject_context_kv(
+        kv, **{name: exact[name] for name in names},
+        key_caches=wide[: len(keys)], value_caches=wide[len(keys) :], k_scale=1.0, v_scale=1.0,
+    )  # fmt: skip
+    for new, want in zip((*keys, *values), wide, strict=True):
+        allowed = (FP32 + rounding) * want.abs().max() + ONE_ROUNDING[new.dtype] * want.abs()
+        assert ((new.double() - want).abs() <= allowed).all(), float((new.double() - want).abs().max())
+
+
 def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()])
 
@@ -192,3 +207,33 @@ def assert_fp8(stored: torch.Tensor, want: torch.Tensor) -> None:
     low, high = ((want + d).float().clamp(-448, 448).to(torch.float8_e4m3fn).float() for d in (-slack, slack))
     number = stored.view(torch.float8_e4m3fn).float()
     assert ((number >= low) & (number <= high)).all(), "fp8"
+
+
+def check_path_without_finite_scores(run: Run) -> None:
+    """NaN, -inf and absent candidates are never chosen; a slot without a finite score ends the draft."""
+    case = cases.path(7, batch=4, slots=3, candidates=4, rank=8, vocabulary=20, dtype=torch.float32)
+    case["candidate_logits"][0, 1] = -torch.inf
+    case["candidate_logits"][1, 0] = torch.nan
+    case["candidate_ids"][2, 1, :3] = torch.tensor([-1, 20, 1 << 40])
+    case["anchors"][3] = 20
+    check_path(run, case)
+    tokens, _ = run(**case)
+    assert (tokens[0] >= 0).tolist() == [True, False, False]
+    assert tokens[1].tolist() == [-1, -1, -1] and tokens[3].tolist() == [-1, -1, -1]
+    assert tokens[2, 1] == case["candidate_ids"][2, 1, 3]
+
+
+def check_rejection_of_odd_rows(run: Run) -> None:
+    """Rows all -inf or NaN give -1, +inf takes all of p, no draft recovers from p, padding stays -1."""
+    case = cases.rejection(8, [1, 1, 1, 0, 2], vocabulary=50, candidates=3, dtype=torch.float32)
+    case["temperature"] = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0])
+    case["bonus_rows"] = torch.tensor([-1, -1, -1, -1, -1])
+    case["draft_ids"][:] = 1
+    case["logits"][case["draft_rows"][0]] = -torch.inf
+    case["logits"][case["draft_rows"][1]] = torch.nan
+    case["logits"][case["draft_rows"][2], 33] = torch.inf
+    case["draft_ids"][3] = -1
+    check_rejection(run, case)
+    output, accepted = run(**case)
+    assert output[0, 0] == -1 and output[1, 0] == -1 and output[2, 0] == 33 and (output[3] == -1).all()
+    assert output[4, 0] >= 0 and output[4, 1] == -1 and accepted.tolist() == [0, 0, 0, 0, 0]

@@ -4,13 +4,30 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from vllm_dflash import ops
+from vllm_dflash.ops import projection
 from vllm_dflash.ops.reference import context_kv, convolution, rejection, selector
 
+
+def project_context_kv(
+    features: torch.Tensor,
+    kv_weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    k_norm: torch.Tensor,
+    eps: float,
+    **rest: Any,
+) -> None:
+    kv = projection.project(features, kv_weight, weight_scale, bias, eps, *k_norm.shape)
+    context_kv.inject_context_kv(kv, k_norm, eps, k_scale=1.0, v_scale=1.0, **rest)
+
+
 REFERENCE = SimpleNamespace(
+    project_context_kv=project_context_kv,
     grouped_convolution=convolution.grouped_convolution,
     select_path=selector.select_path,
     reject_sparse=rejection.reject_sparse,

@@ -54,9 +54,7 @@ SCENARIOS = [
 ]  # fmt: skip
 
 
-def draw(
-    case: cases.Arguments, run: SimpleNamespace, scores_scale: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(case: cases.Arguments, run: SimpleNamespace, scores_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts SLOTS tokens for every request and verifies them; one step of REQUESTS requests."""
     key = {"seeds": torch.arange(REQUESTS) * 7919 - 12345, "anchor_positions": torch.arange(REQUESTS) % 50}
     everywhere = lambda x: x.expand(REQUESTS, *x.shape).contiguous()  # noqa: E731
@@ -139,9 +137,7 @@ def test_an_unsubtracted_residual_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_noise_shared_between_slots_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     fair = noise.uniform
-    monkeypatch.setattr(
-        noise, "uniform", lambda seeds, positions, slot, stream: fair(seeds, positions, 1, stream)
-    )
+    monkeypatch.setattr(noise, "uniform", lambda seeds, positions, slot, stream: fair(seeds, positions, 1, stream))
     case = scenario("near")
     assert worst(case, *draw(case, REFERENCE)) < CERTAIN
 

@@ -18,9 +18,7 @@ def test_convolution_formula() -> None:
     x, dynamic, base = case["x"], case["dynamic"], case["base"]
     for i in range(12):
         for c in range(6):
-            want = sum(
-                float((base[t, c] + dynamic[i, t, c // 3]) * x[i - t, c]) for t in range(3) if i % 4 - t >= 0
-            )
+            want = sum(float((base[t, c] + dynamic[i, t, c // 3]) * x[i - t, c]) for t in range(3) if i % 4 - t >= 0)
             assert math.isclose(float(got[i, c]), want, rel_tol=1e-12, abs_tol=1e-12)
 
 
@@ -35,11 +33,7 @@ def test_path_formula() -> None:
             s = [
                 float(case["candidate_logits"][b, j, c])
                 + sum(
-                    float(
-                        case["predecessor"][last, r]
-                        * case["projected"][b, j, r]
-                        * case["successor"][ids[c], r]
-                    )
+                    float(case["predecessor"][last, r] * case["projected"][b, j, r] * case["successor"][ids[c], r])
                     for r in range(4)
                 )
                 for c in range(5)

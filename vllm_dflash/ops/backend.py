@@ -37,9 +37,7 @@ def backend(device_type: str = "cpu") -> str:
     if missing is None:
         logger.info("dflash operations on %s: compiled extension", device_type)
         return NATIVE
-    logger.warning(
-        "dflash operations on %s: torch references, slower than the extension (%s)", device_type, missing
-    )
+    logger.warning("dflash operations on %s: torch references, slower than the extension (%s)", device_type, missing)
     return REFERENCE
 
 

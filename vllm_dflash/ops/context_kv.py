@@ -40,9 +40,7 @@ def context_kv_rows(
         RuntimeError: a shape, type, device or stride does not fit; the message names the argument.
     """
     if is_native(kv.device.type):
-        return torch.ops.vllm_dflash.context_kv_rows(
-            kv, k_norm, eps, positions, cos_sin, is_neox, value_scale
-        )
+        return torch.ops.vllm_dflash.context_kv_rows(kv, k_norm, eps, positions, cos_sin, is_neox, value_scale)
     return reference.context_kv_rows(kv, k_norm, eps, positions, cos_sin, is_neox, value_scale)
 
 

@@ -9,9 +9,7 @@ from vllm_dflash.ops.backend import is_native
 from vllm_dflash.ops.reference import convolution as reference
 
 
-def grouped_convolution(
-    x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor, block: int
-) -> torch.Tensor:
+def grouped_convolution(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor, block: int) -> torch.Tensor:
     """out[i, c] = sum over taps t of (base[t, c] + dynamic[i, t, c // (H / G)]) * x[i - t, c]
 
     Args:

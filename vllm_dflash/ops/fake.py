@@ -14,9 +14,7 @@ def _(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor, block: int) ->
 
 
 @torch.library.register_fake("vllm_dflash::select_path")
-def _(
-    candidate_ids: torch.Tensor, candidate_logits: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(candidate_ids: torch.Tensor, candidate_logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return candidate_ids.new_empty(candidate_ids.shape[:2]), candidate_logits.new_empty(candidate_ids.shape)
 
 
@@ -33,6 +31,7 @@ def _(kv: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return kv.new_empty((layers, rows, heads, size)), kv.new_empty((layers, rows, heads, size))
 
 
+@torch.library.register_fake("vllm_dflash::project_context_kv")
 @torch.library.register_fake("vllm_dflash::inject_context_kv")
 def _(*_: Any) -> None:
     return None

@@ -18,9 +18,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox(
-    key: tuple[torch.Tensor, torch.Tensor], counter: tuple[torch.Tensor, ...]
-) -> tuple[torch.Tensor, ...]:
+def philox(key: tuple[torch.Tensor, torch.Tensor], counter: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Ten rounds of Philox4x32 over int64 tensors that hold 32-bit words; returns the four output words."""
     k0, k1 = key
     c0, c1, c2, c3 = counter

@@ -6,9 +6,7 @@ from __future__ import annotations
 import torch
 
 
-def grouped_convolution(
-    x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor, block: int
-) -> torch.Tensor:
+def grouped_convolution(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor, block: int) -> torch.Tensor:
     """See vllm_dflash.ops.grouped_convolution. Accumulates in fp32, or in float64 for float64 inputs."""
     rows, width = x.shape
     taps, groups = dynamic.shape[1:]
