@@ -52,6 +52,8 @@ def load_sequences(folder: Path, shortest: int = 12) -> list[Sequence]:
     """Sequences of all shards with features, whose continuation has at least `shortest` tokens."""
     sequences = []
     for done in sorted(folder.glob("shard-?????.taps")):
+        if not done.with_suffix(".npz").exists():
+            continue
         shard, soft = np.load(done.with_suffix(".npz")), np.load(done.with_suffix(".soft.npz"))
         taps = np.load(done, mmap_mode="r")
         tokens, ids, chances = shard["tokens"], soft["ids"], soft["chances"]

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from examples.smollm2.capture import SOFT_CANDIDATES, bf16_bits, top_candidates
 from examples.smollm2.data import TRAINING
 
-SOFT_CANDIDATES = 16
 TAPS = (1, 7, 14, 20, 27)
 
 
@@ -69,13 +69,12 @@ def write_features(path: Path, target: Any, taps: tuple[int, ...], batch: int, p
         for row, i in enumerate(chosen):
             padded[row, : lengths[i]] = torch.from_numpy(shard["tokens"][starts[i] : ends[i]].astype(np.int64))
         rows, logits = tapped(target, padded.to(target.device), taps)
-        top = logits.topk(SOFT_CANDIDATES, dim=-1)
-        top_chances = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
-        bits = rows.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
+        top_ids, top_chances = top_candidates(logits)
+        bits = bf16_bits(rows)
         for row, i in enumerate(chosen):
             features[starts[i] : ends[i]] = bits[row, : lengths[i]]
-            ids[starts[i] : ends[i]] = top.indices[row, : lengths[i]].cpu().numpy()
-            chances[starts[i] : ends[i]] = top_chances[row, : lengths[i]].cpu().numpy()
+            ids[starts[i] : ends[i]] = top_ids[row, : lengths[i]]
+            chances[starts[i] : ends[i]] = top_chances[row, : lengths[i]]
         progress.update(int(lengths[chosen].sum()))
     features.flush()
     np.savez(path.with_suffix(".soft.npz"), ids=ids, chances=chances)

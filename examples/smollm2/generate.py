@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 2: the target's own continuations, made with vLLM.
+"""Step 2: the target's own continuations, made with vLLM, and its features.
 
     python -m examples.smollm2.generate
     python -m examples.smollm2.generate --prompts .demo/training/held-out.jsonl
 
-Every prompt with an even index is continued greedily, the others at T=0.8. Writes shards of token ids; a
-shard that is there is skipped, so the command can be stopped and repeated, and several workers can share it.
+With the tokens come the features that a drafter sees (capture.py). Every prompt with an even index is
+continued greedily, the others at T=0.8. A shard that is there is skipped, so the command can be stopped and
+repeated, and several workers can share it. About 6 kB a token for SmolLM2-135M.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from examples.smollm2.capture import Capture
 from examples.smollm2.data import TRAINING
+from examples.smollm2.features import TAPS
 
 TEMPERATURES = (0.0, 0.8)
 
@@ -37,9 +40,21 @@ def encode(tokenizer: Any, prompt: dict[str, Any], longest: int) -> list[int]:
 
 
 def write_shard(path: Path, rows: list[dict[str, Any]]) -> None:
-    """One npz: `tokens` all sequences end to end, `lengths`, `prompt_lengths`, `temperatures`, `kinds`."""
+    """One npz: `tokens` all sequences end to end, `lengths`, `prompt_lengths`, `temperatures`, `kinds`.
+
+    Captured features go beside it, in the layout of features.py; the npz appears last: the shard is done.
+    """
     tokens = np.concatenate([row["tokens"] for row in rows])
     partial = path.with_suffix(".partial.npz")
+    if "captured" in rows[0]:
+        parts = [(row["captured"], len(row["tokens"])) for row in rows]
+        with path.with_suffix(".taps").open("wb") as file:
+            np.lib.format.write_array(file, np.concatenate([part.taps[:length] for part, length in parts]))
+        np.savez(
+            path.with_suffix(".soft.npz"),
+            ids=np.concatenate([part.soft_ids[:length] for part, length in parts]),
+            chances=np.concatenate([part.soft_chances[:length] for part, length in parts]),
+        )
     np.savez_compressed(
         partial,
         tokens=tokens.astype(np.uint16 if tokens.max() < 2**16 else np.uint32),
@@ -62,11 +77,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, default=128, help="sequences that run at once")
     parser.add_argument("--worker", type=int, default=0, help="this worker's number")
     parser.add_argument("--workers", type=int, default=1, help="workers that share the shards")
-    parser.add_argument("--compile", action="store_true", help="let vLLM compile the target")
+    parser.add_argument("--taps", type=int, nargs="+", default=TAPS, help="0-based decoder layers")
+    parser.add_argument("--tokens-only", action="store_true", help="leave the features to features.py")
     arguments = parser.parse_args(argv)
 
     os.environ.setdefault("VLLM_PLUGINS", "")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams
 
     out = arguments.out or arguments.prompts.with_suffix("")
@@ -75,12 +92,14 @@ def main(argv: list[str] | None = None) -> None:
     llm = LLM(
         str(arguments.target),
         dtype="bfloat16",
-        enforce_eager=not arguments.compile,
+        enforce_eager=True,
+        enable_prefix_caching=False,
         max_model_len=arguments.longest_prompt + arguments.max_tokens,
         max_num_seqs=arguments.sequences,
         seed=0,
     )
     tokenizer = llm.get_tokenizer()
+    capture = None if arguments.tokens_only else Capture(llm, tuple(arguments.taps))
     shards = range(0, len(prompts), arguments.shard)
     for number, start in list(enumerate(shards))[arguments.worker :: arguments.workers]:
         path = out / f"shard-{number:05d}.npz"
@@ -99,6 +118,7 @@ def main(argv: list[str] | None = None) -> None:
                 "prompt_length": len(ids),
                 "temperature": params.temperature,
                 "kind": prompt["kind"],
+                **({"captured": capture.take(output.request_id)} if capture is not None else {}),
             }
             for prompt, ids, params, output in zip(chosen, encoded, sampling, outputs, strict=True)
         ]
