@@ -65,6 +65,7 @@ struct Destination {
   int64_t slots_layer;   // 0 where all layers share the mapping
   int64_t block_size, num_slots;
   int64_t key_block, key_offset, key_head, value_block, value_offset, value_head;
+  int64_t key_element, value_element;  // 1 but for caches on a CPU
   float k_scale, v_scale;
   Type type;
 };

@@ -74,6 +74,7 @@ inline bool uses_cuda(const Tensor& like) { return !like.is_cpu(); }
       DFLASH_ON_CPU(function, __VA_ARGS__);            \
   } while (0)
 #else
+inline bool uses_cuda(const Tensor&) { return false; }
 #define DFLASH_RUN(op, like, function, ...) cpu::function(__VA_ARGS__)
 #endif
 

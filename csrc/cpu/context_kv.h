@@ -75,6 +75,17 @@ void to_floats(const void* from, Type type, int64_t n, float* to) {
 
 VECTOR_FN int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : type == Type::e4m3 ? 1 : 2; }
 
+// A head's numbers where they belong, `stride` apart; zeros where there is nothing to compute them from.
+template <typename To, typename F> VECTOR_FN void put(To* to, int64_t stride, int64_t size, bool known, const F& compute) {
+  if (__builtin_expect(stride == 1 && known, 1)) return compute(to);
+  To head[max_head_size];
+  if (known)
+    compute(head);
+  else
+    __builtin_memset(head, 0, size * sizeof(To));
+  for (int64_t i = 0; i < size; ++i) to[i * stride] = head[i];
+}
+
 template <int64_t known_size, typename From, typename To>
 void context(const Context& a, const Destination& d, const float* k_norm, int64_t begin, int64_t end) {
   alignas(64) float angles[max_head_size];  // cos | sin
@@ -96,14 +107,12 @@ void context(const Context& a, const Destination& d, const float* k_norm, int64_
       To* value = static_cast<To*>(d.values[layer]) + block * d.value_block + offset * d.value_offset;
       const From* k = static_cast<const From*>(a.kv) + t * a.kv_row + layer * a.kv_layer;
       for (int64_t head = 0; head < a.heads; ++head) {
-        if (known) {
-          key_head<known_size>(k + head * a.kv_head, key + head * d.key_head, k_norm + layer * a.size, angles,
-                   angles + a.rotated / 2, a, key_scale);
-          value_head(k + a.kv_side + head * a.kv_head, value + head * d.value_head, a.size, a, value_scale);
-        } else {
-          __builtin_memset(key + head * d.key_head, 0, a.size * sizeof(To));
-          __builtin_memset(value + head * d.value_head, 0, a.size * sizeof(To));
-        }
+        const From *x = k + head * a.kv_head, *y = x + a.kv_side;
+        put(key + head * d.key_head, d.key_element, a.size, known, [&](To* to) {
+          key_head<known_size>(x, to, k_norm + layer * a.size, angles, angles + a.rotated / 2, a, key_scale);
+        });
+        put(value + head * d.value_head, d.value_element, a.size, known,
+            [&](To* to) { value_head(y, to, a.size, a, value_scale); });
       }
     }
   }

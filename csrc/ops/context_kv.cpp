@@ -53,8 +53,9 @@ void check_caches(const Argument& input, const char* name, const std::vector<Ten
     const Argument argument{op, name, cache};
     argument.dims(4, "of tensors [num_blocks, block_size, nkv, hd]");
     argument.shape({first.size(0), block_size, a.heads, a.size}, "of tensors [num_blocks, block_size, nkv, hd]");
-    argument.dense_rows().type(type, " like the first key cache").beside(input);
-    for (int64_t i = 0; i < 3; ++i)
+    argument.type(type, " like the first key cache").beside(input);
+    if (uses_cuda(cache)) argument.dense_rows();
+    for (int64_t i = 0; i < 4; ++i)
       if (cache.stride(i) != first.stride(i))
         fail(op, name, " must have the same strides in every layer; layer ", layer, " has ", cache.stride(i),
              " in dimension ", i, ", layer 0 has ", first.stride(i), "; call once for each layout with its layers");
@@ -92,6 +93,7 @@ Destination pages(const Argument& input, const Context& a, const std::vector<Ten
   d.block_size = block_size;
   d.num_slots = a.rows && a.heads ? key.size(0) * block_size : 0;
   d.key_block = key.stride(0), d.key_offset = key.stride(1), d.key_head = key.stride(2);
+  d.key_element = key.stride(3), d.value_element = value.stride(3);
   d.value_block = value.stride(0), d.value_offset = value.stride(1), d.value_head = value.stride(2);
   d.k_scale = float(k_scale), d.v_scale = float(v_scale);
   return d;
@@ -117,6 +119,7 @@ std::tuple<Tensor, Tensor> context_kv_rows(const Tensor& kv, const Tensor& k_nor
   d.num_slots = a.rows;
   d.key_block = d.value_block = row;
   d.key_head = d.value_head = a.size;
+  d.key_element = d.value_element = 1;
   d.k_scale = d.v_scale = 1.0f;
   d.type = a.type;
   DFLASH_RUN(input.op, kv, write_context_kv, a, d);

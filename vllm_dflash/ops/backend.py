@@ -41,6 +41,7 @@ def backend(device_type: str = "cpu") -> str:
     return REFERENCE
 
 
+@torch.compiler.assume_constant_result  # torch.compile need not trace the choice
 def is_native(device_type: str) -> bool:
     """Whether the extension runs the operations on this type of device."""
     return backend(device_type) == NATIVE

@@ -63,9 +63,9 @@ def inject_context_kv(
 
     Args:
         kv, k_norm, eps, positions, cos_sin, is_neox, value_scale: as in context_kv_rows.
-        key_caches, value_caches: L tensors each, [num_blocks, block_size, nkv, hd], any strides with last
-            stride 1,
-            of one type: fp32, bf16, fp16 or float8_e4m3fn.
+        key_caches, value_caches: L tensors each, [num_blocks, block_size, nkv, hd], of one type: fp32, bf16, fp16 or
+            float8_e4m3fn. Any strides, the same in every layer; on CUDA the last is 1. (vLLM's CPU cache without
+            AMX keeps keys as [num_blocks, nkv, hd, block_size]: pass that view, permuted by 0, 3, 1, 2.)
         slot_mapping: [T] or [L, T] int64, slot = block * block_size + offset. Rows with slot -1 (or outside
             the cache), and rows whose position is outside [0, P), write nothing.
         block_size: slots a block.

@@ -91,11 +91,14 @@ def project_context_kv(
     Raises:
         RuntimeError: a shape, type, device or stride does not fit; the message names the argument.
     """
-    rest = (list(key_caches), list(value_caches), slot_mapping, block_size, k_scale, v_scale)
-    angles = (positions, cos_sin, is_neox, value_scale)
-    if fits_one_launch(features, kv_weight, k_norm):
-        operation = torch.ops.vllm_dflash.project_context_kv
-        operation(features, kv_weight, weight_scale, bias, k_norm, eps, *angles, *rest)
+    if not fits_one_launch(features, kv_weight, k_norm):
+        kv = project(features, kv_weight, weight_scale, bias, eps, *k_norm.shape)
+        inject_context_kv(
+            kv, k_norm, eps, positions, cos_sin, is_neox, value_scale, key_caches, value_caches, slot_mapping,
+            block_size, k_scale, v_scale,
+        )  # fmt: skip
         return
-    kv = project(features, kv_weight, weight_scale, bias, eps, *k_norm.shape)
-    inject_context_kv(kv, k_norm, eps, *angles, *rest)
+    torch.ops.vllm_dflash.project_context_kv(
+        features, kv_weight, weight_scale, bias, k_norm, eps, positions, cos_sin, is_neox, value_scale,
+        list(key_caches), list(value_caches), slot_mapping, block_size, k_scale, v_scale,
+    )  # fmt: skip
