@@ -96,3 +96,26 @@ def draft_kv(llm: Any, prompt: list[int], chunk: int) -> tuple[int, dict[str, di
         scheduler.update_from_output = stock_update
         scheduler.max_num_scheduled_tokens = stock_budget
     return chunks, found
+
+
+def replace_rejection(llm: Any, q_scale: float) -> None:
+    """Puts the reference's verification in the place of the product's operation, for this process."""
+    from tests.reference.rejection import reject
+    from vllm_dflash import ops
+
+    generator = torch.Generator().manual_seed(0)
+    if not hasattr(ops, "_replaced"):
+        ops._replaced = ops.reject_sparse
+
+    def replacement(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return reject(*arguments, q_scale=q_scale, generator=generator)
+
+    ops.reject_sparse = replacement
+
+
+def restore_rejection(llm: Any) -> None:
+    from vllm_dflash import ops
+
+    if hasattr(ops, "_replaced"):
+        ops.reject_sparse = ops._replaced
+        del ops._replaced

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a sample of token sequences from the target's own distribution? Exact probabilities and a chi-square test."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tests.reference.target import ReferenceTarget
+
+LEAST_EXPECTED = 5.0
+
+
+def exact_distribution(target: Path, prompt: Sequence[int], length: int, temperature: float = 1.0) -> torch.Tensor:
+    """P of each continuation of `length` tokens, [V] * length fp64: the softmaxes of the target multiplied out."""
+    model = ReferenceTarget(target).model
+    joint = torch.ones(1, dtype=torch.float64)
+    prefixes = torch.tensor([list(prompt)])
+    vocabulary = model.config.vocab_size
+    with torch.no_grad():
+        for _ in range(length):
+            parts = [model(part, use_cache=False).logits[:, -1] for part in prefixes.split(256)]
+            following = (torch.cat(parts) / temperature).softmax(-1)
+            joint = (joint[:, None] * following).flatten()
+            tokens = torch.arange(vocabulary).repeat(len(prefixes))
+            prefixes = torch.cat([prefixes.repeat_interleave(vocabulary, 0), tokens[:, None]], dim=1)
+    return joint.reshape([vocabulary] * length)
+
+
+def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> tuple[float, float]:
+    """Pearson's statistic of counts against probabilities (same shape), and its p-value.
+
+    Cells that expect fewer than five counts are one cell together.
+    """
+    counts, probabilities = counts.flatten().double(), probabilities.flatten().double()
+    expected = probabilities * counts.sum()
+    large = expected >= LEAST_EXPECTED
+    observed = torch.cat([counts[large], counts[~large].sum()[None]])
+    expected = torch.cat([expected[large], expected[~large].sum()[None]])
+    if expected[-1] < 1e-9:
+        assert observed[-1] == 0, "a token came out that the target gives no probability"
+        observed, expected = observed[:-1], expected[:-1]
+    statistic = ((observed - expected).square() / expected).sum()
+    freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
+    return float(statistic), float(torch.special.gammaincc(freedom, statistic / 2))
+
+
+def compare(samples: torch.Tensor, joint: torch.Tensor) -> dict[str, tuple[float, float]]:
+    """Chi-square of samples [N, 3] against the joint [V, V, V]: the first token, and both pairs of neighbours."""
+    vocabulary = len(joint)
+    first, second, third = samples.T
+    return {
+        "first": chi_square(torch.bincount(first, minlength=vocabulary), joint.sum((1, 2))),
+        "first and second": chi_square(_pairs(first, second, vocabulary), joint.sum(2)),
+        "second and third": chi_square(_pairs(second, third, vocabulary), joint.sum(0)),
+    }
+
+
+def _pairs(left: torch.Tensor, right: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    return torch.bincount(left * vocabulary + right, minlength=vocabulary**2).view(vocabulary, vocabulary)
