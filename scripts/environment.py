@@ -184,6 +184,8 @@ def built_files() -> list[str]:
 
 def main() -> int:
     machine = find_machine()
+    if machine == "cpu":
+        os.environ.setdefault("VLLM_DFLASH_CUDA", "0")  # no CUDA tensor ever reaches it here
     made_for = f"{ROOT} {sys.version_info[0]}.{sys.version_info[1]} {machine}"
     sources = [ROOT / name for name in PACKAGE_SOURCES]
     dependencies = fingerprint(made_for, LOCK, *([ROOT / "pyproject.toml"] if machine == "cuda" else []))
