@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """requirements-cpu.lock against pyproject.toml and against what the locked packages themselves ask for."""
 
+import ast
 import platform
 import re
+import subprocess
+import sys
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 
 import pytest
 from packaging.requirements import Requirement
@@ -51,6 +54,27 @@ def test_the_lock_is_closed_over_its_own_requirements() -> None:
             if wanted not in PINS or not requirement.specifier.contains(PINS[wanted], prereleases=True):
                 unmet.append(f"{name} asks for {requirement}, the lock has {PINS.get(wanted)}")
     assert unmet == []
+
+
+def test_everything_imported_is_locked() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+    own = {part for file in files for part in (*file.relative_to(ROOT).parts[:-1], file.stem)}
+    imported = set[str]()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    provided = {
+        module
+        for module, names in packages_distributions().items()
+        if any(canonicalize_name(name) in PINS for name in names)
+    }
+    assert imported - own - provided - sys.stdlib_module_names == set()
 
 
 def test_what_breaks_transformers_is_not_locked() -> None:
