@@ -86,34 +86,48 @@ template <typename To, typename F> VECTOR_FN void put(To* to, int64_t stride, in
   for (int64_t i = 0; i < size; ++i) to[i * stride] = head[i];
 }
 
+// Rows are taken one by one; for caches whose numbers lie apart, several at a time and a head of all of them before the
+// next head, so that the cache lines they share are still at hand.
+constexpr int64_t max_rows_at_once = 32;
+
 template <int64_t known_size, typename From, typename To>
 void context(const Context& a, const Destination& d, const float* k_norm, int64_t begin, int64_t end) {
-  alignas(64) float angles[max_head_size];  // cos | sin
+  alignas(64) float angles[max_rows_at_once * max_head_size];  // cos | sin of each row
+  To *keys[max_rows_at_once], *values[max_rows_at_once];       // null: nothing to write
+  bool known[max_rows_at_once];
   const bool fp8 = d.type == Type::e4m3;
   const float key_scale = fp8 ? 1.0f / d.k_scale : 1.0f;
   const float value_scale = (a.scales_values ? a.value_scale : 1.0f) * (fp8 ? 1.0f / d.v_scale : 1.0f);
-  for (int64_t t = begin; t < end; ++t) {
-    const int64_t position = a.positions[t];
-    const bool known = position >= 0 && position < a.cos_sin_rows;
-    if (!known && d.slots) continue;
-    if (known)
-      to_floats(static_cast<const char*>(a.cos_sin) + position * a.cos_sin_row * bytes_of(a.cos_sin_type), a.cos_sin_type,
-                a.rotated, angles);
+  const int64_t at_once = d.key_element == 1 && d.value_element == 1 ? 1 : max_rows_at_once;
+  for (int64_t t0 = begin; t0 < end; t0 += at_once) {
+    const int64_t rows = end - t0 < at_once ? end - t0 : at_once;
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t position = a.positions[t0 + i];
+      known[i] = position >= 0 && position < a.cos_sin_rows;
+      if (known[i])
+        to_floats(static_cast<const char*>(a.cos_sin) + position * a.cos_sin_row * bytes_of(a.cos_sin_type),
+                  a.cos_sin_type, a.rotated, angles + i * a.rotated);
+    }
     for (int64_t layer = 0; layer < a.layers; ++layer) {
-      const int64_t slot = d.slots ? d.slots[layer * d.slots_layer + t] : t;
-      if (slot < 0 || slot >= d.num_slots) continue;
-      const int64_t block = slot / d.block_size, offset = slot % d.block_size;
-      To* key = static_cast<To*>(d.keys[layer]) + block * d.key_block + offset * d.key_offset;
-      To* value = static_cast<To*>(d.values[layer]) + block * d.value_block + offset * d.value_offset;
-      const From* k = static_cast<const From*>(a.kv) + t * a.kv_row + layer * a.kv_layer;
-      for (int64_t head = 0; head < a.heads; ++head) {
-        const From *x = k + head * a.kv_head, *y = x + a.kv_side;
-        put(key + head * d.key_head, d.key_element, a.size, known, [&](To* to) {
-          key_head<known_size>(x, to, k_norm + layer * a.size, angles, angles + a.rotated / 2, a, key_scale);
-        });
-        put(value + head * d.value_head, d.value_element, a.size, known,
-            [&](To* to) { value_head(y, to, a.size, a, value_scale); });
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t slot = d.slots ? d.slots[layer * d.slots_layer + t0 + i] : t0 + i;
+        keys[i] = values[i] = nullptr;
+        if (slot < 0 || slot >= d.num_slots || (d.slots && !known[i])) continue;
+        const int64_t block = slot / d.block_size, offset = slot % d.block_size;
+        keys[i] = static_cast<To*>(d.keys[layer]) + block * d.key_block + offset * d.key_offset;
+        values[i] = static_cast<To*>(d.values[layer]) + block * d.value_block + offset * d.value_offset;
       }
+      const From* kv = static_cast<const From*>(a.kv) + t0 * a.kv_row + layer * a.kv_layer;
+      for (int64_t head = 0; head < a.heads; ++head)
+        for (int64_t i = 0; i < rows; ++i) {
+          if (!keys[i]) continue;
+          const From *k = kv + i * a.kv_row + head * a.kv_head, *v = k + a.kv_side;
+          const float *cos = angles + i * a.rotated, *sin = cos + a.rotated / 2;
+          put(keys[i] + head * d.key_head, d.key_element, a.size, known[i],
+              [&](To* to) { key_head<known_size>(k, to, k_norm + layer * a.size, cos, sin, a, key_scale); });
+          put(values[i] + head * d.value_head, d.value_element, a.size, known[i],
+              [&](To* to) { value_head(v, to, a.size, a, value_scale); });
+        }
     }
   }
 }
