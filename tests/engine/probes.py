@@ -119,3 +119,21 @@ def restore_rejection(llm: Any) -> None:
     if hasattr(ops, "_replaced"):
         ops.reject_sparse = ops._replaced
         del ops._replaced
+
+
+def abort_midway(llm: Any, prompts: list[list[int]], sampling: dict[str, Any], aborted: int) -> list[list[int]]:
+    """Serves the prompts together, aborts one of them after some tokens, returns every request's tokens so far."""
+    from vllm import SamplingParams, TokensPrompt
+
+    engine = llm.llm_engine
+    names = [f"abort-{index}" for index in range(len(prompts))]
+    tokens: dict[str, list[int]] = {name: [] for name in names}
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), SamplingParams(**sampling))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens[output.request_id] = list(output.outputs[0].token_ids)
+        if aborted >= 0 and 6 <= len(tokens[names[aborted]]):
+            engine.abort_request([names[aborted]])
+            aborted = -1
+    return [tokens[name] for name in names]

@@ -21,6 +21,8 @@ from tests.support.engine_process import Output, Trace
 REPOSITORY = Path(__file__).parents[2]
 Runner = Literal["v1", "v2"]
 
+LONGEST_CALL = 900
+
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -128,6 +130,9 @@ class EngineProcess:
         try:
             # Plain pickles: the connection's own pickler would share tensors' memory and fail on them.
             self.connection.send_bytes(pickle.dumps((command, arguments)))
+            if not self.connection.poll(LONGEST_CALL):
+                self.process.kill()
+                raise EngineError(f"{command} took over {LONGEST_CALL} s\n{self.printed(60)}")
             succeeded, answer = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise EngineError(f"the engine's process ended\n{self.printed(60)}") from error

@@ -158,21 +158,20 @@ class Engine:
         gc.collect()
 
     def generate(self, prompts: list[Any], sampling: Any) -> list[Output]:
-        from vllm import SamplingParams, TokensPrompt
+        assert self.llm is not None, "no engine runs, or it failed in an earlier call"
+        from vllm import TokensPrompt
 
         inputs = [
             prompt if isinstance(prompt, str) else TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts
         ]
         if isinstance(sampling, dict):
-            parameters: Any = SamplingParams(**sampling)
+            parameters: Any = _sampling_params(sampling)
         else:
-            parameters = [SamplingParams(**one) for one in sampling]
+            parameters = [_sampling_params(one) for one in sampling]
         return _outputs(self.llm.generate(inputs, parameters, use_tqdm=False))
 
     def chat(self, conversations: list[Any], sampling: dict[str, Any]) -> list[Output]:
-        from vllm import SamplingParams
-
-        return _outputs(self.llm.chat(conversations, SamplingParams(**sampling), use_tqdm=False))
+        return _outputs(self.llm.chat(conversations, _sampling_params(sampling), use_tqdm=False))
 
     def counters(self) -> dict[str, float]:
         counters: dict[str, float] = {}
@@ -191,6 +190,16 @@ class Engine:
     def probe(self, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         module, name = function.split(":")
         return getattr(importlib.import_module(module), name)(self.llm, *arguments, **options)
+
+
+def _sampling_params(keywords: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    structured = keywords.get("structured_outputs")
+    if structured is not None:
+        keywords = keywords | {"structured_outputs": StructuredOutputsParams(**structured)}
+    return SamplingParams(**keywords)
 
 
 def _outputs(results: list[Any]) -> list[Output]:
@@ -216,6 +225,11 @@ def _outputs(results: list[Any]) -> list[Output]:
 
 
 def serve(connection: Connection) -> None:
+    """Answers (True, result) or (False, traceback) until the pipe closes.
+
+    An in-process engine that raised in the midst of a step still holds its requests and would never end the next
+    call: it is dropped.
+    """
     engine = Engine()
     while True:
         try:
@@ -227,6 +241,8 @@ def serve(connection: Connection) -> None:
             answer = (True, getattr(engine, command)(*arguments))
         except Exception:
             answer = (False, traceback.format_exc())
+            if command in ("generate", "chat"):
+                engine.stop()
         connection.send_bytes(pickle.dumps(answer))
 
 
