@@ -63,7 +63,7 @@ WRONG: list[tuple[str, str, Change, str]] = [
     ("grouped_convolution", "x", torch.Tensor.double, "x must be float32, bfloat16 or float16, is float64"),
     ("grouped_convolution", "base", torch.Tensor.half, "base must be float32 like x, is float16"),
     ("grouped_convolution", "base", lambda x: x[:, 1:], r"\[Kc of dynamic, H of x\] = \[2, 16\], is \[2, 15\]"),
-    ("grouped_convolution", "block", lambda _: 3, "x has 8 rows, which are no whole number of blocks of 3"),
+    ("grouped_convolution", "block", lambda _: 0, "block is 0; it must be at least 1"),
     ("select_path", "candidate_ids", torch.Tensor.int, "candidate_ids must be int64, is int32"),
     ("select_path", "anchors", lambda x: x[1:], r"anchors must be \[B of candidate_ids\] = \[3\], is \[2\]"),
     ("select_path", "successor", lambda x: x[:5], r"successor must be \[V of predecessor, R of projected\]"),

@@ -138,3 +138,55 @@ def test_a_gap_in_the_schedule_keeps_the_q_of_waiting_drafts() -> None:
     row = torch.tensor(worker.block.slots(["r1"], [K]))
     ids, logits = worker.block.q(first.token_ids[1], row)
     assert torch.equal(ids, first.candidate_ids[1]) and torch.equal(logits, first.candidate_logits[1])
+
+
+@pytest.mark.parametrize("cut_exact", [True, False])
+def test_a_cut_that_depends_on_the_draft_does_not_bias_the_output(cut_exact: bool) -> None:
+    """A grammar forbids token 3 at slot 1: the engine hands back no drafts where it was drawn, and masks the logits.
+
+    With `cut_exact` False the cut draft is forgotten, the row gives a bonus from p, and the check must notice.
+    """
+    count = 40_000
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    a = anchors(count, 1.0)
+    drafted = worker.draft(a, hidden_of)
+    forbidden = int(drafted.token_ids[:, 0].mode().values)
+    target = torch.randn(1 + K, V, generator=torch.Generator().manual_seed(1)) * 1.5
+    target[0, forbidden] = float("-inf")
+    counts = [0 if token == forbidden else 1 for token in drafted.token_ids[:, 0].tolist()]
+    assert 0 < sum(counts) < count
+    kept = torch.tensor(counts, dtype=torch.bool)
+    if not cut_exact:
+        worker.block = drafted.without({f"r{i}" for i in torch.nonzero(~kept).flatten().tolist()}, set(a.request_ids))
+    inputs = VerifyInputs(
+        a.request_ids, counts, target, torch.zeros(sum(counts), dtype=torch.int64), kept.long(),
+        drafted.token_ids[kept, 0], torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32),
+        a.temperature, a.seeds, a.positions,
+    )  # fmt: skip
+    output, _ = worker.verify(inputs)
+    assert output.shape == (count, 2)
+    seen = Counter(output[:, 0].tolist())
+    expected = torch.softmax(target[0].double(), 0) * count
+    possible = [t for t in range(V) if t != forbidden]
+    assert seen.get(forbidden, 0) == 0
+    pvalue = chisquare([seen.get(t, 0) for t in possible], expected[possible].numpy()).pvalue
+    assert pvalue > 1e-3 if cut_exact else pvalue < 1e-6
+
+
+def test_a_cut_gives_one_token_more_than_its_drafts_and_leaves_the_others_alone() -> None:
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    a = anchors(3, 1.0)
+    drafted = worker.draft(a, hidden_of)
+    certain = torch.full((1 + K, V), float("-inf"))
+    certain.scatter_(1, torch.cat([drafted.token_ids[1], torch.tensor([5])]).unsqueeze(1), 0.0)
+    counts = [0, K, 1]
+    inputs = VerifyInputs(
+        a.request_ids, counts, certain, torch.tensor([0, 1, 2, 0]), torch.tensor([0, K, 1]),
+        torch.cat([drafted.token_ids[1], drafted.token_ids[2, :1]]), torch.tensor([0, 0, K, K + 1], dtype=torch.int32),
+        a.temperature, a.seeds, a.positions,
+    )  # fmt: skip
+    output, accepted = worker.verify(inputs)
+    assert output.shape == (3, K + 1)
+    assert output[1].tolist() == [*drafted.token_ids[1].tolist(), 5]
+    assert [int((row >= 0).sum()) for row in output] == [1, K + 1, 2 if accepted[2] else 1]
+    assert output[0, 0] == drafted.token_ids[1, 0]

@@ -35,8 +35,7 @@ class DraftAttention(nn.Module):
         if config.num_attention_heads % world:
             raise ValueError(
                 f"The drafter's {config.num_attention_heads} attention heads cannot be divided over tensor parallel "
-                f"size {world}. Use a tensor parallel size that divides {config.num_attention_heads}, or "
-                '"draft_tensor_parallel_size": 1 in --speculative-config.'
+                f"size {world}. Use a tensor parallel size that divides {config.num_attention_heads}."
             )
         self.num_heads = config.num_attention_heads // world
         self.num_kv_heads = max(1, config.num_key_value_heads // world)

@@ -25,8 +25,8 @@ OPTIONAL = ("_scale", "_scale_inv", "_zero_point", "_g_idx")
 def load_into(drafter: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     """Load (name, tensor) pairs in the published names, sharded over tensor parallel ranks; returns the names filled.
 
-    `t2d`, the inverse of `d2t`, and stored rotary frequencies are ignored. Raises ValueError naming tensors without a parameter, and parameters
-    that no tensor filled.
+    `t2d`, the inverse of `d2t`, and stored rotary frequencies are ignored. Raises ValueError naming tensors without a
+    parameter, and parameters that no tensor filled.
     """
     parameters = dict(drafter.named_parameters())
     filled: set[str] = set()

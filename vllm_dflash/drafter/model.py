@@ -94,7 +94,9 @@ class DFlashDrafter(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         speculative = vllm_config.speculative_config
-        self.checkpoint = load_draft(speculative.draft_model_config.model, speculative.draft_model_config.revision)
+        source = speculative.draft_model_config
+        layers = vllm_config.model_config.get_total_num_hidden_layers()
+        self.checkpoint = load_draft(source.model, source.revision, num_target_layers=layers)
         self.draft_config = self.checkpoint.config
         config = self.draft_config
         self.vocab_size = config.vocab_size or vllm_config.model_config.get_vocab_size()
@@ -160,7 +162,9 @@ class DFlashDrafter(nn.Module):
 
     def context_kv(self, taps: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """taps [T, F*Ht], positions [T] int64 -> context K, V of every layer, each [L, T, nkv, hd]."""
-        assert self.context is not None, "load_weights() prepares the context projection"
+        if self.context is None:
+            # Weights that were not loaded, as with --load-format dummy.
+            self.context = ContextProjection(self.attention_layers())
         return self.context(self.features(taps), positions)
 
     def candidates(self, hidden: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -73,11 +73,15 @@ def resolve(request: Request, target: Any) -> DraftCheckpoint | None:
             )
         model, revision = entry.draft, entry.revision
         logger.info("DFlash drafter for %s: %s (from the catalogue)", target.model, model)
+    if not isinstance(model, str):
+        raise ValueError(f'"model" in --speculative-config must be a folder or a hub id, but it is {model!r}.')
     if not is_ours(read_draft_config(model, revision)):
         return None
     facts = _facts(target)
     draft = load_draft(model, revision, num_target_layers=facts.num_layers)
     asked = request.get("num_speculative_tokens")
+    if isinstance(asked, str) and asked.isdecimal():
+        asked = int(asked)
     for warning in require_compatible(facts, draft.config, draft.tensors, asked, draft_name=model):
         logger.warning("%s", warning)
     return draft
@@ -97,7 +101,7 @@ def with_defaults(request: Request, draft: DraftCheckpoint) -> dict[str, Any]:
         # The drafter owns its KV and writes it with the target's: nothing cached is volatile (vllm#54092).
         "disable_eagle_block_drop": True,
     }
-    missing = {key: value for key, value in defaults.items() if key not in request.config and key not in request.flags}
+    missing = {key: value for key, value in defaults.items() if request.get(key) is None and value is not None}
     return {**request.config, **missing}
 
 

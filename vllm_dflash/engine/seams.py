@@ -168,14 +168,6 @@ SEAMS = (
         "penalties, masks and processors on the rows to verify",
     ),
     Seam(
-        "vllm.v1.sample.rejection_sampler",
-        "apply_sampling_constraints",
-        ("logits", "cu_num_draft_tokens", "sampling_metadata"),
-        None,
-        "worker",
-        "temperature, top-k and top-p on the rows to verify",
-    ),
-    Seam(
         "vllm.v1.sample.sampler",
         "Sampler.apply_logits_processors",
         ("self", "logits", "sampling_metadata", "predict_bonus_token"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seed of a request's noise."""
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +23,7 @@ def request_seeds(
     return torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
 
 
+@functools.lru_cache(maxsize=8192)
 def _hash(request_id: str, engine_seed: int) -> int:
     key = (engine_seed & (1 << 64) - 1).to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8, key=key).digest(), "little")

@@ -13,7 +13,7 @@ def grouped_convolution(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tens
     """out[i, c] = sum over taps t of (base[t, c] + dynamic[i, t, c // (H / G)]) * x[i - t, c]
 
     Args:
-        x: [rows, H] fp32, bf16 or fp16; rows are [request][block], so a multiple of `block`.
+        x: [rows, H] fp32, bf16 or fp16; rows are [request][block]; a last block cut short by padding is allowed.
         dynamic: [rows, Kc, G] of x's type, G a divisor of H; rows and taps may be strided (a side of the
             projection).
         base: [Kc, H] of x's type.

@@ -55,6 +55,9 @@ class DraftBlock:
         tokens = torch.cat([self.token_ids, other.token_ids])
         return DraftBlock([*self.request_ids, *other.request_ids], tokens, *sparse)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._row_of
+
     @cached_property
     def _row_of(self) -> dict[str, int]:
         return {request_id: row for row, request_id in enumerate(self.request_ids)}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification: the target's rows judge the drafts (DFlash 2 announcement, "lossless"; Leviathan et al. 2023)."""
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,18 +35,21 @@ class VerifyInputs:
 
 
 def verify(inputs: VerifyInputs, block: DraftBlock | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (output_ids [B, max(counts) + 1] int32: accepted drafts and one more token, then -1; accepted [B] int32)."""
-    draft_ids = inputs.draft_ids
+    """-> (output_ids [B, max(counts) + 1] int32: accepted drafts and one more token, then -1; accepted [B] int32).
+
+    `accepted` counts a draft that was judged in place of the bonus token too.
+    """
+    width = max(inputs.counts) + 1
     if block is None:
-        block = DraftBlock((), draft_ids.new_empty(0, 0))
+        block = DraftBlock((), inputs.draft_ids.new_empty(0, 0))
+    inputs = _with_cut_drafts(inputs, block)
     slots = torch.tensor(block.slots(inputs.request_ids, inputs.counts), dtype=torch.int64)
-    slots = slots.to(draft_ids.device, non_blocking=True)
-    candidate_ids, candidate_logits = block.q(draft_ids, slots)
-    return ops.reject_sparse(
+    candidate_ids, candidate_logits = block.q(inputs.draft_ids, slots.to(inputs.draft_ids.device, non_blocking=True))
+    output_ids, accepted = ops.reject_sparse(
         inputs.logits,
         inputs.draft_rows,
         inputs.bonus_rows,
-        draft_ids,
+        inputs.draft_ids,
         inputs.cu_drafts,
         candidate_ids,
         candidate_logits,
@@ -53,4 +57,46 @@ def verify(inputs: VerifyInputs, block: DraftBlock | None) -> tuple[torch.Tensor
         inputs.seeds,
         inputs.anchor_positions,
         max(inputs.counts),
+    )
+    return output_ids[:, :width], accepted
+
+
+def _with_cut_drafts(inputs: VerifyInputs, block: DraftBlock) -> VerifyInputs:
+    """`inputs` in which the row after a cut judges the first draft that was cut, instead of giving a bonus token.
+
+    The engine hands back fewer drafts than were drawn when a grammar forbids one. Whether a sampled draft was cut
+    depends on the token itself, so a bonus drawn from p there would be biased; accepting or recovering that draft by
+    its own q is exact, whatever the reason of the cut was.
+    """
+    if block.candidate_ids is None:
+        return inputs
+    cut = [
+        count < block.width and request_id in block
+        for request_id, count in zip(inputs.request_ids, inputs.counts, strict=True)
+    ]
+    if not any(cut):
+        return inputs
+    device = inputs.draft_ids.device
+    counts = [count + extra for count, extra in zip(inputs.counts, cut, strict=True)]
+    ends = torch.tensor(inputs.counts).cumsum(0)
+    at = torch.tensor([row for row, extra in enumerate(cut) if extra])
+    # Each extra draft goes in behind its request's own.
+    position = (ends[at] + torch.arange(len(at))).to(device)
+    is_extra = torch.zeros(sum(counts), dtype=torch.bool, device=device)
+    is_extra[position] = True
+    slots = [block.slots([inputs.request_ids[row]], [counts[row]])[-1] for row in at.tolist()]
+    at = at.to(device)
+
+    def merged(own: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
+        out = own.new_empty(is_extra.shape[0])
+        out[~is_extra], out[is_extra] = own, extra.to(own.dtype)
+        return out
+
+    return replace(
+        inputs,
+        counts=counts,
+        draft_rows=merged(inputs.draft_rows, inputs.bonus_rows[at]),
+        draft_ids=merged(inputs.draft_ids, block.token_ids.flatten()[torch.tensor(slots, device=device)]),
+        bonus_rows=inputs.bonus_rows.index_fill(0, at, -1),
+        cu_drafts=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
     )

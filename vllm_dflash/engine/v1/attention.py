@@ -99,17 +99,20 @@ class DraftAttentionGroups:
         tables: list[torch.Tensor],
         block: int,
         max_seq_len: int,
+        seq_lens_bound: torch.Tensor | None,
         limit: int,
         padded_rows: int,
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Attention metadata and slots by layer name for B blocks of `block` rows after context_lens [B] tokens.
 
-        positions [B * block]: rows at or past `limit` own no slot: they write nothing and are seen by nobody.
+        seq_lens_bound [B]: context_lens on the host, or more. positions [B * block]: rows at or past `limit` own no
+        slot: they write nothing and are seen by nobody.
         """
         count, rows = context_lens.shape[0], positions.shape[0]
         starts = torch.arange(0, rows + 1, block, dtype=torch.int32)
         request_of = torch.arange(count, device=positions.device).repeat_interleave(block, output_size=rows)
         seq_lens = (context_lens + block).clamp(max=limit).to(torch.int32)
+        bound = None if seq_lens_bound is None else (seq_lens_bound + block).clamp(max=limit)
         metadata: dict[str, Any] = {}
         by_layer: dict[str, torch.Tensor] = {}
         for group, table in zip(self.groups, tables, strict=True):
@@ -125,7 +128,8 @@ class DraftAttentionGroups:
                     num_reqs=count,
                     num_actual_tokens=rows,
                     max_query_len=block,
-                    max_seq_len=max_seq_len + block,
+                    max_seq_len=min(max_seq_len + block, limit),
+                    seq_lens_cpu_upper_bound=bound,
                     block_table_tensor=table,
                     slot_mapping=group.slots[:rows],
                     causal=group.causal,

@@ -39,6 +39,8 @@ class Proposer(DFlashProposer):
         self.runner = runner
         rows = self.max_padded_query_tokens
         # Stock sizes input_ids by max_num_batched_tokens; max_num_seqs * (1 + K) can be more (vllm#53970).
+        # Not what vLLM made of it: 0.33 raises the derived one to the target's.
+        self.users_limit = self.speculative_config.max_model_len or self.max_model_len
         self.input_ids = torch.zeros(rows, dtype=torch.int32, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
 
@@ -56,9 +58,18 @@ class Proposer(DFlashProposer):
         )
         # The runner stops drafting for the whole batch, and so leaves a hole in the draft KV, when one request nears
         # this length. Here each request has its own limit.
-        self.limit = min(self.max_model_len, config.max_position_embeddings)
+        rotary = self.model.attention_layers()[0].rotary_emb.cos_sin_cache
+        self.draft_range = min(config.max_position_embeddings, rotary.shape[0], self.users_limit)
         self.runner.effective_drafter_max_model_len = self.max_model_len + self.worker.drafts + 1
         self.runner.rejection_sampler.attach(self)
+
+    @property
+    def limit(self) -> int:
+        """The first position that no draft may take: the longest sequence, or the end of the draft's range.
+
+        Read a step, since the runner may shorten the longest sequence after profiling.
+        """
+        return min(self.runner.max_model_len, self.draft_range)
 
     def _maybe_share_embeddings(self, target_language_model: nn.Module) -> None:
         if self.model.has_own_embed_tokens:
@@ -134,7 +145,7 @@ class Proposer(DFlashProposer):
             at = torch.from_numpy(rows).to(self.device, non_blocking=True)
             anchors = anchors.select([request_ids[row] for row in rows], at)
             tables = [table[at] for table in tables]
-        block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad.max_seq_len))
+        block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad, rows))
         if rows is None:
             drafts = block.token_ids
         else:
@@ -172,16 +183,28 @@ class Proposer(DFlashProposer):
         keys, values = self.worker.context_kv(taps, positions)
         self.attention.write_context(keys, values, positions, request_of, valid, tables)
 
-    def _block_forward(self, anchors: Anchors, tables: list[torch.Tensor], max_seq_len: int) -> Any:
-        """The drafter's forward in this batch's attention context."""
+    def _block_forward(
+        self, anchors: Anchors, tables: list[torch.Tensor], cad: CommonAttentionMetadata, rows: np.ndarray | None
+    ) -> Any:
+        """The drafter's forward in the attention context of these anchors, the `rows` of the batch of `cad`."""
+        bound = cad.seq_lens_cpu_upper_bound
+        if bound is not None and rows is not None:
+            bound = bound[torch.from_numpy(rows)]
 
         def forward(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            rows = input_ids.shape[0]
-            mode, padded, across_dp = self._determine_batch_execution_and_padding(rows)
-            self.input_ids[:rows].copy_(input_ids)
-            self.positions[:rows].copy_(positions.clamp(max=self.limit - 1))
+            count = input_ids.shape[0]
+            mode, padded, across_dp = self._determine_batch_execution_and_padding(count)
+            self.input_ids[:count].copy_(input_ids)
+            self.positions[:count].copy_(positions.clamp(max=self.limit - 1))
             metadata, slots = self.attention.block_metadata(
-                anchors.positions, positions, tables, 1 + self.worker.drafts, max_seq_len, self.limit, padded
+                anchors.positions,
+                positions,
+                tables,
+                1 + self.worker.drafts,
+                cad.max_seq_len,
+                bound,
+                self.limit,
+                padded,
             )
             with set_forward_context(
                 metadata,
@@ -191,7 +214,7 @@ class Proposer(DFlashProposer):
                 cudagraph_runtime_mode=mode,
                 slot_mapping=slots,
             ):
-                return self.model(self.input_ids[:padded], self.positions[:padded])[:rows]
+                return self.model(self.input_ids[:padded], self.positions[:padded])[:count]
 
         return forward
 

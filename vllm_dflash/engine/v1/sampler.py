@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.outputs import SamplerOutput
@@ -14,7 +14,7 @@ from vllm.v1.sample.logits_processor.builtin import (
 )
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
-from vllm.v1.sample.rejection_sampler import RejectionSampler, apply_sampling_constraints
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ class SparseRejectionSampler(RejectionSampler):
     """Judges the drafts of a `Proposer` by its own q. Without one attached it is stock's sampler, line for line."""
 
     proposer: Proposer | None = None
+
+    def __init__(self, sampler: Any, spec_config: Any = None, device: torch.device | None = None) -> None:
+        super().__init__(sampler, spec_config, device)
+        self.standard = spec_config is not None and spec_config.rejection_sample_method == "standard"
 
     def attach(self, proposer: Proposer) -> None:
         # Not a submodule: the proposer holds the runner, and the runner holds this sampler.
@@ -38,7 +42,7 @@ class SparseRejectionSampler(RejectionSampler):
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
         """logits [N + B, V]; -> sampled_token_ids [B, max drafts + 1] int32, -1 padded, and logprobs where asked."""
-        if self.proposer is None or draft_probs is not None or self.synthetic_mode:
+        if self.proposer is None or draft_probs is not None or not self.standard:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         if self._untouched(sampling_metadata):
             inputs = self.proposer.verify_inputs(
@@ -65,10 +69,11 @@ class SparseRejectionSampler(RejectionSampler):
         keep_raw = sampling_metadata.max_num_logprobs is not None and not self.is_processed_logprobs_mode
         raw_target = logits[metadata.target_logits_indices].to(torch.float32)
         raw_bonus = logits[metadata.bonus_logits_indices].to(torch.float32)
+        # The bonus rows first, as in stock: that call brings the thinking budget's state up to date for both.
+        bonus = self._process_bonus(raw_bonus.clone() if keep_raw else raw_bonus, sampling_metadata)
         target = raw_target.clone() if keep_raw else raw_target
         target = self.apply_logits_processors(target, sampling_metadata, metadata)
-        target = apply_sampling_constraints(target, metadata.cu_num_draft_tokens, sampling_metadata)
-        bonus = self._process_bonus(raw_bonus.clone() if keep_raw else raw_bonus, sampling_metadata)
+        target = _constrain(target, metadata.num_draft_tokens, sampling_metadata)
 
         drafts, requests = target.shape[0], bonus.shape[0]
         inputs = self.proposer.verify_inputs(
@@ -128,6 +133,23 @@ class SparseRejectionSampler(RejectionSampler):
             if active:
                 return False
         return True
+
+
+def _constrain(logits: torch.Tensor, counts: list[int], sampling_metadata: SamplingMetadata) -> torch.Tensor:
+    """Rows [N, V] of requests with counts[i] rows each: over T where T > 0, then top-k and top-p.
+
+    Stock's apply_sampling_constraints does the same on a GPU; its CPU kernel leaves the expanded parameters unset.
+    """
+    if sampling_metadata.all_greedy or logits.shape[0] == 0:
+        return logits
+    request_of = torch.repeat_interleave(torch.tensor(counts)).to(logits.device, non_blocking=True)
+
+    def expanded(parameter: torch.Tensor | None) -> torch.Tensor | None:
+        return None if parameter is None else parameter[request_of]
+
+    temperature = sampling_metadata.temperature
+    logits = logits.div_(temperature.where(temperature > 0, 1.0)[request_of].unsqueeze(1))
+    return apply_top_k_top_p(logits, expanded(sampling_metadata.top_k), expanded(sampling_metadata.top_p))
 
 
 def _with_a_token(output_ids: torch.Tensor) -> torch.Tensor:

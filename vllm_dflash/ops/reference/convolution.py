@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 
 def grouped_convolution(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor, block: int) -> torch.Tensor:
@@ -11,9 +12,11 @@ def grouped_convolution(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tens
     rows, width = x.shape
     taps, groups = dynamic.shape[1:]
     wide = torch.promote_types(x.dtype, torch.float32)
-    blocks = x.to(wide).view(-1, block, groups, width // groups)
+    tail = -rows % block
+    blocks = F.pad(x.to(wide), (0, 0, 0, tail)).view(-1, block, groups, width // groups)
+    dynamic = F.pad(dynamic.to(wide), (0, 0, 0, 0, 0, tail))
     out = torch.zeros_like(blocks)
     for tap in range(min(taps, block)):
-        weight = base[tap].to(wide).view(groups, -1) + dynamic[:, tap].to(wide).view(-1, block, groups, 1)
+        weight = base[tap].to(wide).view(groups, -1) + dynamic[:, tap].view(-1, block, groups, 1)
         out[:, tap:] += weight[:, tap:] * blocks[:, : block - tap]
-    return out.view(rows, width).to(x.dtype)
+    return out.view(-1, width)[:rows].to(x.dtype)
