@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 TRAINING = Path(".demo/training")
+RAW_KINDS = ("code", "prose")
 
 
 @dataclass
@@ -25,6 +26,11 @@ class Sequence:
     prompt_length: int
     temperature: float
     kind: str
+
+    @property
+    def first_anchor(self) -> int:
+        """Where blocks may start in training: a raw prompt is text to learn from too, a templated one is not."""
+        return min(8, self.prompt_length) if self.kind in RAW_KINDS else self.prompt_length
 
 
 @dataclass
@@ -123,9 +129,9 @@ def batches(
                 anchors = [
                     np.sort(
                         rng.choice(
-                            np.arange(s.prompt_length, len(s.tokens) - 1),
+                            np.arange(s.first_anchor, len(s.tokens) - 1),
                             blocks,
-                            replace=len(s.tokens) - 1 - s.prompt_length < blocks,
+                            replace=len(s.tokens) - 1 - s.first_anchor < blocks,
                         )
                     )
                     for s in chosen

@@ -126,7 +126,7 @@ def load_exported(folder: Path) -> Drafter:
         weights[f"{part}_map.weight"] = torch.zeros(shape.selector_rank, shape.hidden)
     drafter = Drafter(shape)
     drafter.load_state_dict(weights)
-    return drafter
+    return drafter.eval()
 
 
 def main(argv: list[str] | None = None) -> None:

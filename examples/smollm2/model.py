@@ -139,8 +139,9 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.rms_norm_eps)
         self.self_attn = Attention(shape)
@@ -153,15 +154,15 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, context: Tensor, visible: Tensor) -> Tensor:
         normed = self.input_layernorm(x)
         if not self.convolves:
-            x = x + self.self_attn(normed, positions, context, visible)
-            return x + self.mlp(self.post_attention_layernorm(x))
+            x = x + self.dropout(self.self_attn(normed, positions, context, visible))
+            return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
         dynamic = self.attention_conv.dynamic(normed)
         inner = self.self_attn(self.attention_conv.side(normed, dynamic, 0), positions, context, visible)
-        x = x + self.attention_conv.side(inner, dynamic, 1)
+        x = x + self.dropout(self.attention_conv.side(inner, dynamic, 1))
         normed = self.post_attention_layernorm(x)
         dynamic = self.mlp_conv.dynamic(normed)
         inner = self.mlp(self.mlp_conv.side(normed, dynamic, 0))
-        return x + self.mlp_conv.side(inner, dynamic, 1)
+        return x + self.dropout(self.mlp_conv.side(inner, dynamic, 1))
 
 
 class Selector(nn.Module):
@@ -197,12 +198,12 @@ class Selector(nn.Module):
 class Drafter(nn.Module):
     """Both architectures; embeddings and lm_head are the target's and stay outside."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
         self.fc = nn.Linear(len(shape.taps) * shape.hidden, shape.hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape, dropout) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden, eps=shape.rms_norm_eps)
         if shape.is_dflash2:
             self.candidate_selector = Selector(shape)

@@ -179,7 +179,7 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
         f"the target, {len(held_out)} held out, output head cut to {len(ids)} tokens",
         flush=True,
     )
-    drafter = Drafter(shape)
+    drafter = Drafter(shape, arguments.dropout)
     loss_of, replay = (
         Loss(embeddings, head, ids, arguments.decay, arguments.soft),
         Replay(embeddings, head, ids),
@@ -223,7 +223,9 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
             bar.update(1)
             bar.set_postfix({key: f"{value:.3f}" for key, value in mean.items()}, refresh=False)
             if step % arguments.evaluate_every == 0 or step == arguments.steps:
+                drafter.eval()
                 lengths = replay.acceptance_length(drafter, held_out)
+                drafter.train()
                 record = {"step": step, "seconds": round(seconds), **mean, "acceptance": lengths}
                 tqdm.write(json.dumps(record))
                 with (out / "log.jsonl").open("a") as log:
@@ -259,7 +261,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--weight-decay", type=float, default=0.02)
-    parser.add_argument("--decay", type=float, default=4.0, help="slot j weighs exp(-(j-1)/decay)")
+    parser.add_argument("--dropout", type=float, default=0.1, help="on what a sublayer adds")
+    parser.add_argument("--decay", type=float, default=3.0, help="slot j weighs exp(-(j-1)/decay)")
     parser.add_argument("--soft", type=float, default=0.5, help="share of the target's own distribution in the loss")
     parser.add_argument("--evaluate-every", type=int, default=250)
     parser.add_argument("--held-out-sequences", type=int, default=48)

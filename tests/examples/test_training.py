@@ -148,7 +148,7 @@ def ramp(length: int, prompt_length: int) -> Sequence:
     soft_ids = np.repeat(positions[:, None] + 11, 16, axis=1)
     taps = positions[:, None].astype(np.uint16)
     chances = np.full((length, 16), 1 / 16)
-    return Sequence(positions + 10, taps, soft_ids, chances, prompt_length, 0.0, "code")
+    return Sequence(positions + 10, taps, soft_ids, chances, prompt_length, 0.0, "chat")
 
 
 def test_labels_stand_behind_their_anchor() -> None:
