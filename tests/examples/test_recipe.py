@@ -2,6 +2,7 @@
 """The training recipe from end to end, at a tiny size: prompts, continuations (vLLM), features, training, export."""
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -74,8 +76,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     command = [sys.executable, "-m", "examples.smollm2.generate", "--target", str(target)]
     command += ["--prompts", str(folder / "prompts.jsonl"), "--out", str(folder / "tokens")]
     command += ["--max-tokens", "40", "--longest-prompt", "24", "--shard", "32", "--sequences", "64"]
-    subprocess.run(command, check=True, cwd=REPOSITORY)
-    features.main(["--target", str(target), "--tokens", str(folder / "tokens"), "--taps", *TAPS])
+    subprocess.run([*command, "--taps", *TAPS], check=True, cwd=REPOSITORY)
     (folder / "held-out").mkdir()
     for path in (folder / "tokens").glob("shard-00003.*"):
         path.rename(folder / "held-out" / path.name)
@@ -102,6 +103,23 @@ def reference_acceptance(target: Path, drafter: Path, sequences: list[Sequence])
         for step in speculate(*pair, sequence.tokens[: sequence.prompt_length].tolist(), 32).steps
     ]
     return 1 + sum(step.accepted for step in steps) / len(steps)
+
+
+def test_features_of_the_generation_are_a_second_forward(recipe: Recipe, tmp_path: Path) -> None:
+    """What capture.py keeps inside vLLM against transformers; each runs in bf16, so rows differ by its rounding."""
+    shutil.copy(recipe.folder / "held-out" / "shard-00003.npz", tmp_path)
+    features.main(["--target", str(recipe.target), "--tokens", str(tmp_path), "--taps", *TAPS])
+    (captured, again) = (load_sequences(folder) for folder in (recipe.folder / "held-out", tmp_path))
+    agreed = []
+    for one, other in zip(captured, again, strict=True):
+        run = slice(0, len(one.tokens) - 1)
+        rows, expected = (torch.from_numpy(np.array(s.taps[run])).view(torch.bfloat16).float() for s in (one, other))
+        assert ((rows - expected).norm(dim=-1) < 0.1 * expected.norm(dim=-1)).all()
+        judged = slice(one.prompt_length - 1, len(one.tokens) - 1)
+        agreed += (one.soft_ids[judged, 0] == other.soft_ids[judged, 0]).tolist()
+        if one.temperature == 0:
+            assert (one.soft_ids[judged, 0] == one.tokens[one.prompt_length :]).mean() > 0.95
+    assert np.mean(agreed) > 0.95
 
 
 @pytest.mark.parametrize("method", ["dflash", "dflash2"])
