@@ -10,13 +10,19 @@ import pytest
 import torch
 
 from tests.engine import probes
-from tests.support.distribution import compare, exact_distribution
+from tests.support.distribution import compare, exact_distribution, sampling_rule
 
 pytestmark = pytest.mark.engine
 
 REQUESTS = 4000
 LOSSLESS, LOSSY = 1e-3, 1e-6
 PROMPT = [3, 28, 23, 9, 27, 4, 20, 11]
+RULES = {
+    "cool": {"temperature": 0.7},
+    "nucleus": {"temperature": 0.9, "top_p": 0.7},
+    "top of a warm one": {"temperature": 1.4, "top_k": 6},
+    "penalties": {"temperature": 1.0, "presence_penalty": 0.6, "frequency_penalty": 0.9},
+}
 BOTH = pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
 
 
@@ -43,17 +49,20 @@ def joint(trained):
     return exact_distribution(trained("dflash").target, PROMPT, 3)
 
 
-def sampled(engine, first_seed: int = 0) -> torch.Tensor:
+def sampled(engine, rules: list[dict]) -> torch.Tensor:
+    """Tokens [requests, 3] of seeded requests that sample by `rules`, in turn, all submitted together."""
+    count = REQUESTS * len(rules)
     sampling = [
-        {"temperature": 1.0, "max_tokens": 3, "ignore_eos": True, "seed": first_seed + index, "detokenize": False}
-        for index in range(REQUESTS)
+        {"temperature": 1.0, "max_tokens": 3, "ignore_eos": True, "seed": index, "detokenize": False}
+        | rules[index % len(rules)]
+        for index in range(count)
     ]
-    outputs = engine.generate([PROMPT] * REQUESTS, sampling)
+    outputs = engine.generate([PROMPT] * count, sampling)
     return torch.tensor([output.token_ids for output in outputs])
 
 
-def check(engine, joint, lossless: bool, first_seed: int = 0) -> None:
-    results = compare(sampled(engine, first_seed), joint)
+def check(engine, joint, lossless: bool) -> None:
+    results = compare(sampled(engine, [{}]), joint)
     accepted = [step.accepted for trace in engine.traces().values() for step in trace.verified]
     print(f"mean accepted {sum(accepted) / len(accepted):.2f};", results)
     assert sum(accepted) > 0.2 * len(accepted), "hardly a draft was accepted; the test would show little"
@@ -76,6 +85,18 @@ def test_sampled_tokens_are_the_targets(engine_of, joint, architecture):
 def test_the_other_way_of_drafting_is_lossless_too(engine_of, joint, architecture, method):
     engine, _ = engine_of(architecture, draft_sample_method=method)
     check(engine, joint, lossless=True)
+
+
+@BOTH
+def test_processed_rows_are_the_targets(engine_of, architecture):
+    """Temperature, top-k, top-p and penalties shape p row by row, in batches that mix them."""
+    engine, pair = engine_of(architecture)
+    tokens = sampled(engine, list(RULES.values()))
+    for index, (name, rule) in enumerate(RULES.items()):
+        joint = exact_distribution(pair.target, PROMPT, 3, sampling_rule(**rule))
+        results = compare(tokens[index :: len(RULES)], joint)
+        print(name, results)
+        assert min(chance for _, chance in results.values()) > LOSSLESS, (name, results)
 
 
 @BOTH

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is a sample of token sequences from the target's own distribution? Exact probabilities and a chi-square test."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +11,13 @@ from tests.reference.target import ReferenceTarget
 LEAST_EXPECTED = 5.0
 
 
-def exact_distribution(target: Path, prompt: Sequence[int], length: int, temperature: float = 1.0) -> torch.Tensor:
+Adjust = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Logits [N, V] of the next token and the output so far [N, t] -> logits that are sampled from."""
+
+
+def exact_distribution(
+    target: Path, prompt: Sequence[int], length: int, adjust: Adjust = lambda logits, output: logits
+) -> torch.Tensor:
     """P of each continuation of `length` tokens, [V] * length fp64: the softmaxes of the target multiplied out."""
     model = ReferenceTarget(target).model
     joint = torch.ones(1, dtype=torch.float64)
@@ -20,11 +26,36 @@ def exact_distribution(target: Path, prompt: Sequence[int], length: int, tempera
     with torch.no_grad():
         for _ in range(length):
             parts = [model(part, use_cache=False).logits[:, -1] for part in prefixes.split(256)]
-            following = (torch.cat(parts) / temperature).softmax(-1)
+            following = adjust(torch.cat(parts), prefixes[:, len(prompt) :]).softmax(-1)
             joint = (joint[:, None] * following).flatten()
             tokens = torch.arange(vocabulary).repeat(len(prefixes))
             prefixes = torch.cat([prefixes.repeat_interleave(vocabulary, 0), tokens[:, None]], dim=1)
     return joint.reshape([vocabulary] * length)
+
+
+def sampling_rule(
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+) -> Adjust:
+    """What these parameters of a request make of its logits, in the order in which vLLM applies them."""
+
+    def adjust(logits: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        counts = torch.zeros_like(logits).scatter_add_(1, output, torch.ones_like(output, dtype=logits.dtype))
+        logits = logits - frequency_penalty * counts - presence_penalty * (counts > 0)
+        logits = logits / temperature
+        if top_k:
+            least = logits.topk(top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, float("-inf"))
+        if top_p < 1:
+            ordered, order = logits.softmax(-1).sort(descending=True)
+            outside = ordered.cumsum(-1) - ordered >= top_p
+            logits = logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), float("-inf"))
+        return logits
+
+    return adjust
 
 
 def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> tuple[float, float]:
