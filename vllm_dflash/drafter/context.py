@@ -29,7 +29,10 @@ class ContextProjection:
         self.weight: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
         projections = [layer.qkv_proj for layer in layers]
-        if all(isinstance(p.quant_method, UnquantizedLinearMethod) for p in projections):
+        rows = first.q_size + 2 * first.kv_size
+        # Where a CPU has packed the weights away (only --load-format dummy comes here so late), they are not plain.
+        plain = all(isinstance(p.quant_method, UnquantizedLinearMethod) for p in projections)
+        if plain and all(p.weight.dim() == 2 and p.weight.shape[0] == rows for p in projections):
             self.weight = torch.cat([p.weight.data[first.q_size :] for p in projections])
             if projections[0].bias is not None:
                 self.bias = torch.cat([p.bias.data[first.q_size :] for p in projections])
