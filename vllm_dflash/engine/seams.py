@@ -83,6 +83,22 @@ SEAMS = (
         "the runner builds its verifier from this name",
     ),
     Seam(
+        RUNNER,
+        "GPUModelRunner._sample",
+        ("self", "logits", "spec_decode_metadata"),
+        "v1.generators:sample",
+        "worker",
+        "a seeded request whose prompt comes in chunks ends stock's engine on a CPU",
+    ),
+    Seam(
+        RUNNER,
+        "GPUModelRunner._bookkeeping_sync",
+        ("self", "scheduler_output", "sampler_output", "logits", "hidden_states", "num_scheduled_tokens"),
+        "v1.generators:bookkeeping_sync",
+        "worker",
+        "the same",
+    ),
+    Seam(
         "vllm.v1.spec_decode.dflash",
         "DFlashProposer.__init__",
         ("self", "vllm_config", "device", "runner"),
