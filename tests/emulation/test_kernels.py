@@ -82,3 +82,7 @@ def test_projection(weight: str, seed: int, rows: int, size: int, dtype: torch.d
         emulated().project_context_kv(weight=kv_weight, k_scale=1.0, v_scale=1.0, **rest)
 
     checks.check_projection(run, case, keys, values, rounding=0.0)
+
+
+def test_conversions() -> None:
+    checks.check_conversions(emulated().inject_context_kv)

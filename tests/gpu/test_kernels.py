@@ -50,6 +50,10 @@ def test_rejection(seed: int, counts: list[int], vocabulary: int, candidates: in
     checks.check_rejection(on_gpu(ops.reject_sparse), case)
 
 
+def test_conversions() -> None:
+    checks.check_conversions(on_gpu(ops.inject_context_kv))
+
+
 def test_odd_rows() -> None:
     checks.check_path_without_finite_scores(on_gpu(ops.select_path))
     checks.check_rejection_of_odd_rows(on_gpu(ops.reject_sparse))

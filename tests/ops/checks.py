@@ -237,3 +237,27 @@ def check_rejection_of_odd_rows(run: Run) -> None:
     output, accepted = run(**case)
     assert output[0, 0] == -1 and output[1, 0] == -1 and output[2, 0] == 33 and (output[3] == -1).all()
     assert output[4, 0] >= 0 and output[4, 1] == -1 and accepted.tolist() == [0, 0, 0, 0, 0]
+
+
+def check_conversions(run: Run) -> None:
+    """The stored bits of values are torch's for every exponent and mantissa: bf16, fp16, and fp8 with its saturation.
+
+    Numbers below fp32's normal range are left out: processors' own bf16 conversion takes them for 0.
+    """
+    rng = cases.generator(0)
+    patterns = torch.arange(1 << 16, dtype=torch.int32) << 16
+    x = (patterns | cases.integers(rng, 0, 1 << 16, 1 << 16).int()).view(torch.float32)
+    ties = patterns.view(torch.float32) * (1 + 2.0**-8)  # halfway between two bf16 numbers
+    x = torch.cat([x, ties, torch.linspace(-500, 500, 1 << 16), torch.linspace(-0.02, 0.02, 1 << 16)])
+    x = torch.where(x.isnan() | (x.abs() < 2.0**-126), 1.0, x)
+    case = cases.context(0, x.numel() // 128, 1, 1, 128, torch.float32, is_neox=True)
+    case["kv"][:, 0, 1, 0] = x.view(-1, 128)
+    rows = case["kv"].shape[0]
+    for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
+        keys, values = cases.caches(0, 1, rows, 1, 1, 128, dtype, "NHD")
+        run(
+            **case, key_caches=keys, value_caches=values, slot_mapping=torch.arange(rows), block_size=1,
+            k_scale=1.0, v_scale=1.0,
+        )  # fmt: skip
+        want = (x.clamp(-448, 448) if dtype == torch.float8_e4m3fn else x).to(dtype)
+        assert torch.equal(bits(values[0]).flatten(), bits(want)), dtype

@@ -73,3 +73,8 @@ def test_projection(name: str, weight: str, seed: int, rows: int, dtype: torch.d
     case |= {"slot_mapping": torch.randperm(20, generator=cases.generator(seed))[:rows] - 1, "block_size": 4}
     rounding = 4 * checks.ONE_ROUNDING[dtype]  # the normed features and the GEMM's result are of that type
     checks.check_projection(implementation(name).project_context_kv, case, keys, values, rounding)
+
+
+@each
+def test_conversions(name: str) -> None:
+    checks.check_conversions(implementation(name).inject_context_kv)
