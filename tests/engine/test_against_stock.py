@@ -49,7 +49,7 @@ def test_tiny_pair(serving, trained, tmp_path, architecture):
 
 
 @pytest.mark.pair
-@BOTH
-def test_demo_pair(serving, demo, tmp_path, architecture):
-    pair = with_one_k_norm(demo(architecture), tmp_path / "drafter")
+def test_demo_pair(serving, demo, tmp_path):
+    """DFlash 2 only: the DFlash drafter that derives from it is right too seldom to show much here."""
+    pair = with_one_k_norm(demo("dflash2"), tmp_path / "drafter")
     check_same(serving, pair, prompts()[:4], max_tokens=32, threads=2)
