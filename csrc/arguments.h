@@ -17,8 +17,8 @@ struct Convolution {
 };
 
 struct Path {
-  const int64_t* candidate_ids;   // [batch, slots, candidates]
-  const float* candidate_logits;  // [batch, slots, candidates]
+  const int64_t* candidate_ids;                     // [batch, slots, candidates]
+  const float* candidate_logits;                    // [batch, slots, candidates]
   const void *projected, *predecessor, *successor;  // [batch, slots, rank], [vocabulary, rank] twice
   const int64_t *anchors, *seeds, *anchor_positions;
   const float* temperature;
@@ -73,10 +73,10 @@ struct Destination {
 // Features to K and V of all layers in one launch; `kv` of the context is what the projection would give.
 struct Projection {
   Context context;
-  const void* features;        // [rows, width] of the context's type
-  const void* weight;          // [layers * 2 * heads * size, width], hidden_norm's weight folded in
-  const float* weight_scale;   // [layers * 2 * heads * size], null where the weight is not quantised
-  const void* bias;            // [layers * 2 * heads * size] of the context's type, or null
+  const void* features;       // [rows, width] of the context's type
+  const void* weight;         // [layers * 2 * heads * size, width], hidden_norm's weight folded in
+  const float* weight_scale;  // [layers * 2 * heads * size], null where the weight is not quantised
+  const void* bias;           // [layers * 2 * heads * size] of the context's type, or null
   int64_t width, feature_row, weight_row;
   Type weight_type;
 };

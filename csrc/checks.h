@@ -16,7 +16,8 @@ namespace dflash {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-template <typename... Parts> [[noreturn]] inline void fail(const char* op, const Parts&... parts) {
+template <typename... Parts>
+[[noreturn]] inline void fail(const char* op, const Parts&... parts) {
   std::ostringstream message;
   message << op << ": ";
   (message << ... << parts);
@@ -25,18 +26,30 @@ template <typename... Parts> [[noreturn]] inline void fail(const char* op, const
 
 inline const char* type_name(ScalarType type) {
   switch (type) {
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Half: return "float16";
-    case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
-    case ScalarType::Float8_e5m2: return "float8_e5m2";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Byte: return "uint8";
-    case ScalarType::Bool: return "bool";
-    default: return "another type";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "another type";
   }
 }
 
@@ -75,17 +88,22 @@ struct Argument {
   }
 
   const Argument& type(ScalarType wanted, const char* because = "") const {
-    if (t.scalar_type() != wanted) fail(op, name, " must be ", type_name(wanted), because, ", is ", type_name(t.scalar_type()));
+    if (t.scalar_type() != wanted)
+      fail(op, name, " must be ", type_name(wanted), because, ", is ", type_name(t.scalar_type()));
     return *this;
   }
 
   // One of fp32, bf16, fp16.
   Type floating() const {
     switch (t.scalar_type()) {
-      case ScalarType::Float: return Type::f32;
-      case ScalarType::BFloat16: return Type::bf16;
-      case ScalarType::Half: return Type::f16;
-      default: fail(op, name, " must be float32, bfloat16 or float16, is ", type_name(t.scalar_type()));
+      case ScalarType::Float:
+        return Type::f32;
+      case ScalarType::BFloat16:
+        return Type::bf16;
+      case ScalarType::Half:
+        return Type::f16;
+      default:
+        fail(op, name, " must be float32, bfloat16 or float16, is ", type_name(t.scalar_type()));
     }
   }
 
@@ -102,7 +120,8 @@ struct Argument {
 
   const Argument& dense_rows() const {
     if (t.numel() > 0 && t.size(t.dim() - 1) > 1 && t.stride(t.dim() - 1) != 1)
-      fail(op, name, " must have stride 1 in its last dimension, has ", t.stride(t.dim() - 1), "; pass ", name, ".contiguous()");
+      fail(op, name, " must have stride 1 in its last dimension, has ", t.stride(t.dim() - 1), "; pass ", name,
+           ".contiguous()");
     return *this;
   }
 };

@@ -21,7 +21,8 @@ inline int32_t type_of(const Tensor& t) {
 }
 
 // A new contiguous tensor beside `like`; `type` as type_of gives it.
-template <size_t n> Tensor empty(const std::array<int64_t, n>& sizes, int32_t type, const Tensor& like) {
+template <size_t n>
+Tensor empty(const std::array<int64_t, n>& sizes, int32_t type, const Tensor& like) {
   std::array<int64_t, n> strides;
   int64_t stride = 1;
   for (size_t i = n; i-- > 0;) {

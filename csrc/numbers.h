@@ -14,9 +14,15 @@
 
 namespace dflash {
 
-struct bf16 { uint16_t bits; };
-struct f16 { uint16_t bits; };
-struct e4m3 { uint8_t bits; };
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+struct e4m3 {
+  uint8_t bits;
+};
 
 DFLASH_FN float as_float(uint32_t bits) {
 #ifdef __CUDA_ARCH__
@@ -59,11 +65,16 @@ DFLASH_FN float widen(e4m3 x) {
   return as_float(((x.bits & 0x7f) == 0x7f ? 0x7fc00000 : finite) | sign);
 }
 
-template <typename T> DFLASH_FN T narrow(float x);
+template <typename T>
+DFLASH_FN T narrow(float x);
 
-template <> DFLASH_FN float narrow<float>(float x) { return x; }
+template <>
+DFLASH_FN float narrow<float>(float x) {
+  return x;
+}
 
-template <> DFLASH_FN bf16 narrow<bf16>(float x) {
+template <>
+DFLASH_FN bf16 narrow<bf16>(float x) {
 #ifdef __CUDA_ARCH__
   return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
 #else
@@ -73,7 +84,8 @@ template <> DFLASH_FN bf16 narrow<bf16>(float x) {
 #endif
 }
 
-template <> DFLASH_FN f16 narrow<f16>(float x) {
+template <>
+DFLASH_FN f16 narrow<f16>(float x) {
 #ifdef __CUDA_ARCH__
   return {__half_as_ushort(__float2half_rn(x))};
 #else
@@ -87,7 +99,8 @@ template <> DFLASH_FN f16 narrow<f16>(float x) {
 }
 
 // Saturated at +-448, the largest e4m3; NaN stays NaN.
-template <> DFLASH_FN e4m3 narrow<e4m3>(float x) {
+template <>
+DFLASH_FN e4m3 narrow<e4m3>(float x) {
   const uint32_t bits = as_bits(x), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
   // 2^14 has a unit in the last place of 2^-9, e4m3's smallest number, so the sum's low bits count those.
   const uint32_t subnormal = as_bits(as_float(magnitude) + 16384.0f) - 0x46800000;

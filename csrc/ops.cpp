@@ -13,7 +13,8 @@ STABLE_TORCH_LIBRARY(DFLASH_NAMESPACE, m) {
   m.def("grouped_convolution(Tensor x, Tensor dynamic, Tensor base, int block) -> Tensor");
   m.def(
       "select_path(Tensor candidate_ids, Tensor candidate_logits, Tensor projected, Tensor predecessor, "
-      "Tensor successor, Tensor anchors, Tensor temperature, Tensor seeds, Tensor anchor_positions) -> (Tensor, Tensor)");
+      "Tensor successor, Tensor anchors, Tensor temperature, Tensor seeds, Tensor anchor_positions) -> (Tensor, "
+      "Tensor)");
   m.def(
       "reject_sparse(Tensor logits, Tensor draft_rows, Tensor bonus_rows, Tensor draft_ids, Tensor cu_drafts, "
       "Tensor candidate_ids, Tensor candidate_scores, Tensor temperature, Tensor seeds, Tensor anchor_positions, "
@@ -26,7 +27,8 @@ STABLE_TORCH_LIBRARY(DFLASH_NAMESPACE, m) {
       "float? value_scale, Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slot_mapping, int block_size, "
       "float k_scale, float v_scale) -> ()");
   m.def(
-      "project_context_kv(Tensor features, Tensor weight, Tensor? weight_scale, Tensor? bias, Tensor k_norm, float eps, "
+      "project_context_kv(Tensor features, Tensor weight, Tensor? weight_scale, Tensor? bias, Tensor k_norm, float "
+      "eps, "
       "Tensor positions, Tensor cos_sin, bool is_neox, float? value_scale, Tensor(a!)[] key_caches, "
       "Tensor(b!)[] value_caches, Tensor slot_mapping, int block_size, float k_scale, float v_scale) -> ()");
 #ifndef DFLASH_EMULATION
@@ -35,11 +37,11 @@ STABLE_TORCH_LIBRARY(DFLASH_NAMESPACE, m) {
 #endif
 }
 
-#define DFLASH_REGISTER(m)                                            \
+#define DFLASH_REGISTER(m)                                                \
   m.impl("grouped_convolution", TORCH_BOX(&dflash::grouped_convolution)); \
-  m.impl("select_path", TORCH_BOX(&dflash::select_path));             \
-  m.impl("reject_sparse", TORCH_BOX(&dflash::reject_sparse));         \
-  m.impl("context_kv_rows", TORCH_BOX(&dflash::context_kv_rows));     \
+  m.impl("select_path", TORCH_BOX(&dflash::select_path));                 \
+  m.impl("reject_sparse", TORCH_BOX(&dflash::reject_sparse));             \
+  m.impl("context_kv_rows", TORCH_BOX(&dflash::context_kv_rows));         \
   m.impl("inject_context_kv", TORCH_BOX(&dflash::inject_context_kv))
 
 #ifdef DFLASH_EMULATION  // the CUDA code, run on a processor

@@ -34,7 +34,8 @@ VECTOR_FN void key_head(const From* x, To* out, const float* norm, const float* 
       const int64_t n = half - i;
       const Floats c = load(cos + i, n), s = load(sin + i, n);
       const Floats first = at(i) * inverse * load(norm + i, n);
-      const Floats second = (known_size ? at(half + i) : load(buffer + half + i, n)) * inverse * load(norm + half + i, n);
+      const Floats second =
+          (known_size ? at(half + i) : load(buffer + half + i, n)) * inverse * load(norm + half + i, n);
       store(out + i, first * c - second * s, n);
       store(out + half + i, second * c + first * s, n);
     }
@@ -51,8 +52,14 @@ VECTOR_FN void key_head(const From* x, To* out, const float* norm, const float* 
       store(out + i, load(buffer + i, size - i) * inverse * load(norm + i, size - i), size - i);
 }
 
-template <typename A, typename B> struct Same { static constexpr bool value = false; };
-template <typename A> struct Same<A, A> { static constexpr bool value = true; };
+template <typename A, typename B>
+struct Same {
+  static constexpr bool value = false;
+};
+template <typename A>
+struct Same<A, A> {
+  static constexpr bool value = true;
+};
 
 template <typename From, typename To>
 VECTOR_FN void value_head(const From* x, To* out, int64_t size, const Context& a, float scale) {
@@ -63,7 +70,8 @@ VECTOR_FN void value_head(const From* x, To* out, int64_t size, const Context& a
   for (int64_t i = 0; i < size; i += lanes) store(out + i, load(x + i, size - i) * scale, size - i);
 }
 
-template <typename T> void widen_all(const void* from, int64_t n, float* to) {
+template <typename T>
+void widen_all(const void* from, int64_t n, float* to) {
   for (int64_t i = 0; i < n; i += lanes) store(to + i, load(static_cast<const T*>(from) + i, n - i), n - i);
 }
 
@@ -76,7 +84,8 @@ void to_floats(const void* from, Type type, int64_t n, float* to) {
 VECTOR_FN int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : type == Type::e4m3 ? 1 : 2; }
 
 // A head's numbers where they belong, `stride` apart; zeros where there is nothing to compute them from.
-template <typename To, typename F> VECTOR_FN void put(To* to, int64_t stride, int64_t size, bool known, const F& compute) {
+template <typename To, typename F>
+VECTOR_FN void put(To* to, int64_t stride, int64_t size, bool known, const F& compute) {
   if (__builtin_expect(stride == 1 && known, 1)) return compute(to);
   To head[max_head_size];
   if (known)

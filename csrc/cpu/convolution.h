@@ -7,7 +7,8 @@
 namespace dflash {
 namespace {
 
-template <typename T> void convolution(const Convolution& a, int64_t begin, int64_t end) {
+template <typename T>
+void convolution(const Convolution& a, int64_t begin, int64_t end) {
   const T *x = static_cast<const T*>(a.x), *base = static_cast<const T*>(a.base);
   const int64_t size = a.width / a.groups;
   for (int64_t i = begin; i < end; ++i) {

@@ -6,10 +6,18 @@
 
 namespace dflash {
 
-namespace baseline { extern const Kernels table; }
-namespace avx2 { extern const Kernels table; }
-namespace avx512 { extern const Kernels table; }
-namespace avx512bf16 { extern const Kernels table; }
+namespace baseline {
+extern const Kernels table;
+}
+namespace avx2 {
+extern const Kernels table;
+}
+namespace avx512 {
+extern const Kernels table;
+}
+namespace avx512bf16 {
+extern const Kernels table;
+}
 
 namespace {
 

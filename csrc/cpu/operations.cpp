@@ -17,7 +17,8 @@ int64_t grain_of(int64_t elements_a_row) { return std::max<int64_t>(1, 32768 / s
 }  // namespace
 
 void grouped_convolution(const Convolution& a) {
-  parallel(a.rows, grain_of(a.width * a.taps), [&](int64_t begin, int64_t end) { kernels().convolution(a, begin, end); });
+  parallel(a.rows, grain_of(a.width * a.taps),
+           [&](int64_t begin, int64_t end) { kernels().convolution(a, begin, end); });
 }
 
 void select_path(const Path& a) {

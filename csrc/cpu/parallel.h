@@ -14,7 +14,8 @@ inline int64_t threads() {
 }
 
 // f(begin, end) over [0, n) in pieces of at least `grain`; inside a parallel region on the calling thread.
-template <typename F> void parallel(int64_t n, int64_t grain, const F& f) {
+template <typename F>
+void parallel(int64_t n, int64_t grain, const F& f) {
   if (n <= 0) return;
   if (n <= grain) return f(0, n);
   torch_parallel_for(

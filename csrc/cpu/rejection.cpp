@@ -38,7 +38,8 @@ struct Judge {
   bool read(int64_t index) {
     if (index < 0 || index >= a.rows) return false;
     const int64_t bytes = a.type == Type::f32 ? 4 : 2, chunks = (a.vocabulary + chunk_size - 1) / chunk_size;
-    row = {static_cast<const char*>(a.logits) + index * a.logits_row * bytes, a.vocabulary, a.type, inverse_temperature, 0};
+    row = {static_cast<const char*>(a.logits) + index * a.logits_row * bytes, a.vocabulary, a.type, inverse_temperature,
+           0};
     s.chunks.resize(chunks);
     parallel(chunks, 16, [&](int64_t begin, int64_t end) { k.row_chunks(row, begin, end, s.chunks.data()); });
     row.max = -std::numeric_limits<float>::infinity();

@@ -8,7 +8,8 @@
 namespace dflash {
 namespace {
 
-template <typename T> float chunk_max(const T* x, int64_t n) {
+template <typename T>
+float chunk_max(const T* x, int64_t n) {
   Floats top[4] = {all(-infinity), all(-infinity), all(-infinity), all(-infinity)};
   int64_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes)
@@ -23,7 +24,8 @@ VECTOR_FN Floats weights_of(Floats x, float top, float inverse_temperature) {
   return exp((x - top) * inverse_temperature);
 }
 
-template <typename T> float chunk_sum(const T* x, int64_t n, float top, float inverse_temperature) {
+template <typename T>
+float chunk_sum(const T* x, int64_t n, float top, float inverse_temperature) {
   if (top == -infinity) return 0.0f;
   Floats total[4] = {};
   int64_t i = 0;
@@ -38,7 +40,8 @@ VECTOR_FN int64_t chunk_length(const Row& row, int64_t chunk) {
   return left < chunk_size ? left : chunk_size;
 }
 
-template <typename T> void row_chunks(const Row& row, int64_t begin, int64_t end, Chunk* chunks) {
+template <typename T>
+void row_chunks(const Row& row, int64_t begin, int64_t end, Chunk* chunks) {
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const T* x = static_cast<const T*>(row.logits) + chunk * chunk_size;
     const int64_t n = chunk_length(row, chunk);
@@ -60,14 +63,15 @@ float chunk_weights(const Row& row, int64_t chunk, const Correction* corrections
   return sum(total);
 }
 
-template <typename T> int64_t first_max(const Row& row, int64_t chunk) {
+template <typename T>
+int64_t first_max(const Row& row, int64_t chunk) {
   const T* x = static_cast<const T*>(row.logits) + chunk * chunk_size;
   for (int64_t i = 0; i < chunk_length(row, chunk); ++i)
     if (widen(x[i]) == row.max) return chunk * chunk_size + i;
   return -1;
 }
 
-#define BY_TYPE(function, ...)                                        \
+#define BY_TYPE(function, ...)                                         \
   if (row.type == Type::f32) return function<float>(row, __VA_ARGS__); \
   if (row.type == Type::bf16) return function<bf16>(row, __VA_ARGS__); \
   return function<f16>(row, __VA_ARGS__)

@@ -9,7 +9,8 @@
 namespace dflash {
 namespace {
 
-template <typename T> float dot(const float* a, const T* b, int64_t n) {
+template <typename T>
+float dot(const float* a, const T* b, int64_t n) {
   Floats total{}, second{};
   int64_t i = 0;
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
@@ -38,7 +39,8 @@ int64_t choose(const float* scores, int64_t n, float temperature, double u) {
   return last;
 }
 
-template <typename T> void path(const Path& a, int64_t begin, int64_t end, float* mixed) {
+template <typename T>
+void path(const Path& a, int64_t begin, int64_t end, float* mixed) {
   const T *predecessor = static_cast<const T*>(a.predecessor), *successor = static_cast<const T*>(a.successor);
   const int64_t row_bytes = a.rank * int64_t(sizeof(T));
   for (int64_t b = begin; b < end; ++b) {

@@ -89,7 +89,8 @@ VECTOR_FN void store(e4m3* p, Floats x) {
 }
 
 // The first n entries, at most a register, the others `fill`.
-template <typename T> VECTOR_FN Floats load(const T* p, int64_t n, float fill = 0.0f) {
+template <typename T>
+VECTOR_FN Floats load(const T* p, int64_t n, float fill = 0.0f) {
   if (__builtin_expect(n >= lanes, 1)) return load(p);
   T padded[lanes];
   store(padded, all(fill));
@@ -97,7 +98,8 @@ template <typename T> VECTOR_FN Floats load(const T* p, int64_t n, float fill = 
   return load(padded);
 }
 
-template <typename T> VECTOR_FN void store(T* p, Floats x, int64_t n) {
+template <typename T>
+VECTOR_FN void store(T* p, Floats x, int64_t n) {
   if (__builtin_expect(n >= lanes, 1)) return store(p, x);
   T padded[lanes];
   store(padded, x);

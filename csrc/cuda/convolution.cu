@@ -10,7 +10,8 @@ const char* grouped_convolution(const Convolution& a, void* stream) {
     using T = decltype(zero);
     constexpr int pack = 16 / sizeof(T);
     const auto fits = [&](const void* p, int64_t stride) { return aligned(static_cast<const T*>(p), stride, 16); };
-    const bool packed = a.width / a.groups % pack == 0 && fits(a.x, a.x_row) && fits(a.base, a.base_tap) && fits(a.out, a.width);
+    const bool packed =
+        a.width / a.groups % pack == 0 && fits(a.x, a.x_row) && fits(a.base, a.base_tap) && fits(a.out, a.width);
     // Rows are the grid's second dimension, which has 65,535 at most.
     for (int64_t row = 0; row < a.rows; row += 65535 / a.block * a.block) {
       Convolution part = a;

@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 #define LAUNCH(kernel, grid, block, shared, stream, ...) \
   kernel<<<grid, block, shared, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__)
-#define DYNAMIC_SHARED(T, name)                               \
+#define DYNAMIC_SHARED(T, name)                                 \
   extern __shared__ __align__(16) unsigned char shared_bytes[]; \
   T* const name = reinterpret_cast<T*>(shared_bytes)
 #endif
@@ -22,7 +22,8 @@ inline const char* launched() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-template <typename F> void by_type(Type type, const F& f) {
+template <typename F>
+void by_type(Type type, const F& f) {
   if (type == Type::f32) return f(float());
   if (type == Type::bf16) return f(bf16());
   f(f16());

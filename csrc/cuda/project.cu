@@ -7,7 +7,8 @@ namespace dflash::cuda {
 
 namespace {
 
-template <typename T, typename W, typename To> void project(const Projection& p, const Destination& d, void* stream) {
+template <typename T, typename W, typename To>
+void project(const Projection& p, const Destination& d, void* stream) {
   const unsigned blocks = unsigned(p.context.layers * 2 * p.context.heads);
   if (p.context.size == 64)
     LAUNCH((project_kernel<T, W, To, 64>), blocks, 32 * project_warps, 0, stream, p, d);
@@ -15,7 +16,8 @@ template <typename T, typename W, typename To> void project(const Projection& p,
     LAUNCH((project_kernel<T, W, To, 128>), blocks, 32 * project_warps, 0, stream, p, d);
 }
 
-template <typename T> void project_from(const Projection& p, const Destination& d, void* stream) {
+template <typename T>
+void project_from(const Projection& p, const Destination& d, void* stream) {
   const auto to = [&](auto cache) {
     using To = decltype(cache);
     if (p.weight_type == Type::e4m3) return project<T, e4m3, To>(p, d, stream);

@@ -11,8 +11,9 @@ const char* select_path(const Path& a, void* stream) {
     using T = decltype(zero);
     constexpr int pack = 16 / sizeof(T);
     const auto fits = [&](const void* p, int64_t stride) { return aligned(static_cast<const T*>(p), stride, 16); };
-    const bool packed = a.rank % pack == 0 && fits(a.projected, a.projected_batch) && fits(a.projected, a.projected_slot) &&
-                        fits(a.predecessor, a.predecessor_row) && fits(a.successor, a.successor_row);
+    const bool packed = a.rank % pack == 0 && fits(a.projected, a.projected_batch) &&
+                        fits(a.projected, a.projected_slot) && fits(a.predecessor, a.predecessor_row) &&
+                        fits(a.successor, a.successor_row);
     const unsigned batch = unsigned(a.batch), threads = unsigned(32 * warps);
     const size_t shared = sizeof(float) * a.candidates;
     if (packed)

@@ -12,9 +12,7 @@ namespace dflash {
 struct Pairing {
   int half, rotated_half;  // size / 2, rotated / 2
   bool is_neox;
-  __device__ __forceinline__ int first(int i) const {
-    return i >= rotated_half ? 2 * i : is_neox ? i : 2 * i;
-  }
+  __device__ __forceinline__ int first(int i) const { return i >= rotated_half ? 2 * i : is_neox ? i : 2 * i; }
   __device__ __forceinline__ int second(int i) const {
     return i >= rotated_half ? 2 * i + 1 : is_neox ? i + rotated_half : 2 * i + 1;
   }
@@ -37,7 +35,8 @@ __device__ __forceinline__ void load_pairs(const T* x, const Pairing& p, bool pa
 }
 
 template <typename T, int pairs>
-__device__ __forceinline__ void store_pairs(T* x, const Pairing& p, bool packed, const float* first, const float* second) {
+__device__ __forceinline__ void store_pairs(T* x, const Pairing& p, bool packed, const float* first,
+                                            const float* second) {
   const int i0 = lane_id() * pairs;
   if (packed) {
     store<T, pairs>(x + i0, first);
@@ -83,7 +82,8 @@ __device__ __forceinline__ void finish_key(const Context& a, const Pairing& p, i
 
 // Where a head of (layer, row t) goes; null where nothing is to be written.
 template <typename To>
-__device__ __forceinline__ To* destination(const Destination& d, bool is_value, int64_t layer, int64_t t, int64_t head) {
+__device__ __forceinline__ To* destination(const Destination& d, bool is_value, int64_t layer, int64_t t,
+                                           int64_t head) {
   const int64_t slot = d.slots ? d.slots[layer * d.slots_layer + t] : t;
   if (slot < 0 || slot >= d.num_slots) return nullptr;
   const int64_t block = slot / d.block_size, offset = slot % d.block_size;
@@ -92,7 +92,8 @@ __device__ __forceinline__ To* destination(const Destination& d, bool is_value, 
                   : cache + block * d.key_block + offset * d.key_offset + head * d.key_head;
 }
 
-template <int pairs> __device__ __forceinline__ void scale_pairs(float scale, float* first, float* second) {
+template <int pairs>
+__device__ __forceinline__ void scale_pairs(float scale, float* first, float* second) {
 #pragma unroll
   for (int j = 0; j < pairs; ++j) {
     first[j] *= scale;

@@ -7,7 +7,8 @@
 
 namespace dflash {
 
-template <typename T, int pack> __global__ void convolution_kernel(const Convolution a) {
+template <typename T, int pack>
+__global__ void convolution_kernel(const Convolution a) {
   const int64_t c = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * pack, i = blockIdx.y;
   if (c >= a.width) return;
   const T *x = static_cast<const T*>(a.x), *base = static_cast<const T*>(a.base);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Features (after fc) into the paged K and V of all layers in one launch, for up to 16 rows. Reference:
-// vllm_dflash.ops.context_kv.project_context_kv's torch path. A block has the columns of one head of K or V of a layer, so
-// that k-norm and RoPE stay inside it; its warps split the features' width. hidden_norm has no pass of its own: its
-// weight is folded into the projection, its row scale is applied to the sums.
+// Features (after fc) into the paged K and V of all layers in one launch, for up to 16 rows. Reference: the torch path
+// of vllm_dflash.ops.project_context_kv. A block has the columns of one head of K or V of a layer, so that k-norm and
+// RoPE stay inside it; its warps split the features' width. hidden_norm has no pass of its own: its weight is folded
+// into the projection, its row scale is applied to the sums.
 // Bytes: the weight once, L * 2 * nkv * hd * H * w; features 16 * H * b a block, from the L2 cache; K and V once.
 // FLOPs: 2 * 16 * L * 2 * nkv * hd * H on tensor cores, whatever the row count: 32 a weight, below their rate at the
-// memory's speed. Bytes in flight a block: 256 threads * hd / 8 loads of 8 weights, 64 KiB for hd = 128
-// and 16-bit weights.
+// memory's speed. Bytes in flight a block: 256 threads * hd / 8 loads of 8 weights, 64 KiB for hd = 128 and 16 bits.
 #pragma once
 #include "context_kv.cuh"
 #include "mma.cuh"
@@ -15,10 +14,13 @@ namespace dflash {
 
 constexpr int project_rows = 16, project_warps = 8, features_a_lane = 8;
 
-template <typename A, typename B> constexpr bool same = false;
-template <typename A> constexpr bool same<A, A> = true;
+template <typename A, typename B>
+constexpr bool same = false;
+template <typename A>
+constexpr bool same<A, A> = true;
 
-template <typename T, typename W> __device__ __forceinline__ uint32_t bits_as(W x) {
+template <typename T, typename W>
+__device__ __forceinline__ uint32_t bits_as(W x) {
   if constexpr (same<T, W>)
     return x.bits;
   else
@@ -33,7 +35,8 @@ __device__ __forceinline__ void words_of(const Pack<W, n>& pack, int step, uint3
     words[i] = bits_as<T>(pack.x[4 * step + 2 * i]) | bits_as<T>(pack.x[4 * step + 2 * i + 1]) << 16;
 }
 
-template <typename T, int n> __device__ __forceinline__ float squares_of(const Pack<T, n>& pack) {
+template <typename T, int n>
+__device__ __forceinline__ float squares_of(const Pack<T, n>& pack) {
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < n; ++i) sum += widen(pack.x[i]) * widen(pack.x[i]);
@@ -41,7 +44,8 @@ template <typename T, int n> __device__ __forceinline__ float squares_of(const P
 }
 
 // A run of n features of a row, zeros for a row that is not there.
-template <typename T, int n> __device__ __forceinline__ Pack<T, n> features_at(const Projection& p, int64_t row, int64_t k) {
+template <typename T, int n>
+__device__ __forceinline__ Pack<T, n> features_at(const Projection& p, int64_t row, int64_t k) {
   Pack<T, n> pack = {};
   if (row < p.context.rows)
     pack = *reinterpret_cast<const Pack<T, n>*>(static_cast<const T*>(p.features) + row * p.feature_row + k);
@@ -61,7 +65,8 @@ __device__ __forceinline__ void multiply(const Projection& p, int64_t column, fl
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile)
       w[tile] = *reinterpret_cast<const Pack<W, run>*>(weight + tile * 8 * p.weight_row + k);
-    const Pack<T, run> low = features_at<T, run>(p, quad, k + sub * run), high = features_at<T, run>(p, quad + 8, k + sub * run);
+    const Pack<T, run> low = features_at<T, run>(p, quad, k + sub * run),
+                       high = features_at<T, run>(p, quad + 8, k + sub * run);
     low_squares += squares_of(low);
     high_squares += squares_of(high);
 #pragma unroll

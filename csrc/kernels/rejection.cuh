@@ -48,7 +48,8 @@ __device__ __forceinline__ float weight_of(float x, float top, float inverse) {
   return x == top ? 1.0f : z >= -87.0f ? expf(z) : 0.0f;
 }
 
-template <typename T, int pack> __global__ void chunk_kernel(const Verification v) {
+template <typename T, int pack>
+__global__ void chunk_kernel(const Verification v) {
   constexpr int packs = chunk_elements / (chunk_threads * pack);
   __shared__ float tops[chunk_threads / 32], sums[chunk_threads / 32];
   __shared__ int where[chunk_threads / 32];
@@ -175,7 +176,8 @@ __device__ __forceinline__ Proposal proposal(const Rejection& a, int64_t n, int6
 }
 
 // A row to sample from: its weights, those of some ids replaced.
-template <typename T> struct Weights {
+template <typename T>
+struct Weights {
   const T* x;
   int64_t vocabulary;
   float top, inverse;
@@ -189,7 +191,8 @@ template <typename T> struct Weights {
     __syncwarp();
     if (lane_id() == 0)
       for (int c = 0; c < count; ++c)
-        if (ids[c] >= 0 && ids[c] / chunk_elements == chunk) bitmap[ids[c] % chunk_elements / 32] |= 1u << (ids[c] & 31);
+        if (ids[c] >= 0 && ids[c] / chunk_elements == chunk)
+          bitmap[ids[c] % chunk_elements / 32] |= 1u << (ids[c] & 31);
     __syncwarp();
   }
 
@@ -249,7 +252,8 @@ __device__ __forceinline__ int64_t sample(const Weights<T>& w, const ChunkStatis
   const int warps = int(blockDim.x) >> 5;
   __syncthreads();
   for (int64_t i = threadIdx.x; i < chunks; i += blockDim.x)
-    masses[i] = double(as_float(statistics[i].sum)) * (statistics[i].max > -INFINITY ? weight_of(statistics[i].max, w.top, w.inverse) : 0.0f);
+    masses[i] = double(as_float(statistics[i].sum)) *
+                (statistics[i].max > -INFINITY ? weight_of(statistics[i].max, w.top, w.inverse) : 0.0f);
   __syncthreads();
   for (int c = warp_id(); c < w.count; c += warps) {
     if (w.ids[c] < 0) continue;
@@ -281,16 +285,19 @@ __device__ __forceinline__ int64_t sample(const Weights<T>& w, const ChunkStatis
   __syncthreads();
   if (warp_id() == 0) {
     double running = s.running;
-    const int64_t part = first_above(chunk_elements / segment, s.target, running, [&](int64_t i) { return s.segments[i]; });
+    const int64_t part =
+        first_above(chunk_elements / segment, s.target, running, [&](int64_t i) { return s.segments[i]; });
     const int64_t begin = chunk * chunk_elements + (part < 0 ? 0 : part) * segment;
-    const int64_t i = first_above(segment, s.target, running, [&](int64_t i) { return double(w.at(begin + i, bitmap)); });
+    const int64_t i =
+        first_above(segment, s.target, running, [&](int64_t i) { return double(w.at(begin + i, bitmap)); });
     if (lane_id() == 0) s.chunk = part < 0 || i < 0 ? -1 : begin + i;
   }
   __syncthreads();
   return s.chunk;
 }
 
-template <typename T> __global__ void decide_kernel(const Verification v) {
+template <typename T>
+__global__ void decide_kernel(const Verification v) {
   DYNAMIC_SHARED(double, masses);  // [chunks], then ids [candidates] and replaced [candidates]
   __shared__ DecideShared s;
   __shared__ int stop;  // the first slot that is not accepted
@@ -301,7 +308,9 @@ template <typename T> __global__ void decide_kernel(const Verification v) {
   int64_t* ids = reinterpret_cast<int64_t*>(masses + v.chunks);
   float* replaced = reinterpret_cast<float*>(ids + a.candidates);
   int32_t* out = a.output + b * (a.max_drafts + 1);
-  const auto noise = [&](int64_t slot, uint32_t stream) { return uniform(a.seeds[b], a.anchor_positions[b], uint32_t(slot), stream); };
+  const auto noise = [&](int64_t slot, uint32_t stream) {
+    return uniform(a.seeds[b], a.anchor_positions[b], uint32_t(slot), stream);
+  };
 
   if (threadIdx.x == 0) stop = int(drafts);
   __syncthreads();
@@ -323,7 +332,8 @@ template <typename T> __global__ void decide_kernel(const Verification v) {
   }
   __syncthreads();
   const int64_t slot = stop, row = row_of(a, b, slot, drafts);
-  for (int64_t i = threadIdx.x; i <= a.max_drafts; i += blockDim.x) out[i] = i < slot ? int32_t(a.draft_ids[first + i]) : -1;
+  for (int64_t i = threadIdx.x; i <= a.max_drafts; i += blockDim.x)
+    out[i] = i < slot ? int32_t(a.draft_ids[first + i]) : -1;
   if (threadIdx.x == 0) a.accepted[b] = int32_t(slot > 0 ? slot : 0);
   if (row < 0) return;
   __syncthreads();  // out[slot] is written again below

@@ -29,7 +29,8 @@ __device__ __forceinline__ int choose(const float* scores, int n, float temperat
   return last;
 }
 
-template <typename T, int pack> __global__ void path_kernel(const Path a) {
+template <typename T, int pack>
+__global__ void path_kernel(const Path a) {
   DYNAMIC_SHARED(float, scores);
   __shared__ int64_t last;
   const int64_t b = blockIdx.x;

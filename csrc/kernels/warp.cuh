@@ -12,7 +12,8 @@ constexpr unsigned all_lanes = 0xffffffffu;
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x) & 31; }
 __device__ __forceinline__ int warp_id() { return int(threadIdx.x) >> 5; }
 
-template <typename T> __device__ __forceinline__ T warp_sum(T x) {
+template <typename T>
+__device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
   for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(all_lanes, x, o);
   return x;
@@ -27,7 +28,8 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-template <typename T> __device__ __forceinline__ T warp_prefix_sum(T x) {
+template <typename T>
+__device__ __forceinline__ T warp_prefix_sum(T x) {
 #pragma unroll
   for (int o = 1; o < 32; o <<= 1) {
     const T before = __shfl_up_sync(all_lanes, x, o);
@@ -37,17 +39,20 @@ template <typename T> __device__ __forceinline__ T warp_prefix_sum(T x) {
 }
 
 // n numbers that lie together, read or written at once.
-template <typename T, int n> struct alignas(sizeof(T) * n) Pack {
+template <typename T, int n>
+struct alignas(sizeof(T) * n) Pack {
   T x[n];
 };
 
-template <typename T, int n> __device__ __forceinline__ void load(const T* from, float* to) {
+template <typename T, int n>
+__device__ __forceinline__ void load(const T* from, float* to) {
   const Pack<T, n> pack = *reinterpret_cast<const Pack<T, n>*>(from);
 #pragma unroll
   for (int i = 0; i < n; ++i) to[i] = widen(pack.x[i]);
 }
 
-template <typename T, int n> __device__ __forceinline__ void store(T* to, const float* from) {
+template <typename T, int n>
+__device__ __forceinline__ void store(T* to, const float* from) {
   Pack<T, n> pack;
 #pragma unroll
   for (int i = 0; i < n; ++i) pack.x[i] = narrow<T>(from[i]);
@@ -55,7 +60,8 @@ template <typename T, int n> __device__ __forceinline__ void store(T* to, const 
 }
 
 // Whether every multiple of `stride` elements from p can be read `bytes` at a time.
-template <typename T> DFLASH_FN bool aligned(const T* p, int64_t stride, int bytes) {
+template <typename T>
+DFLASH_FN bool aligned(const T* p, int64_t stride, int bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0 && stride * int64_t(sizeof(T)) % bytes == 0;
 }
 

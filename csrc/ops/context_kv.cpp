@@ -13,7 +13,8 @@ Context context(const Argument& input, int64_t rows, int64_t layers, int64_t hea
   const char* op = input.op;
   const Argument norm{op, "k_norm", k_norm}, angles{op, "cos_sin", cos_sin};
   if (layers > max_layers) fail(op, "there are ", layers, " layers, at most ", max_layers, " go into one call");
-  if (size < 2 || size > 512 || size % 2) fail(op, "heads have size ", size, "; even sizes from 2 to 512 are supported");
+  if (size < 2 || size > 512 || size % 2)
+    fail(op, "heads have size ", size, "; even sizes from 2 to 512 are supported");
   norm.shape({layers, size}, "[L, hd]").dense_rows().beside(input);
   Argument{op, "positions", positions}.shape({rows}, "[T]").type(ScalarType::Long).contiguous().beside(input);
   angles.dims(2, "[P, rot]").dense_rows().beside(input);
@@ -79,8 +80,9 @@ Destination pages(const Argument& input, const Context& a, const std::vector<Ten
   if (block_size < 1) fail(op, "block_size must be at least 1, is ", block_size);
   if (key_caches.empty()) fail(op, "key_caches has 0 tensors for ", a.layers, " layers");
   const ScalarType type = key_caches[0].scalar_type();
-  d.type = type == ScalarType::Float8_e4m3fn ? Type::e4m3
-                                             : Argument{op, "key_caches, unless float8_e4m3fn,", key_caches[0]}.floating();
+  d.type = type == ScalarType::Float8_e4m3fn
+               ? Type::e4m3
+               : Argument{op, "key_caches, unless float8_e4m3fn,", key_caches[0]}.floating();
   check_caches(input, "key_caches", key_caches, a, block_size, type, d.keys);
   check_caches(input, "value_caches", value_caches, a, block_size, type, d.values);
   const Tensor &key = key_caches[0], &value = value_caches[0];
@@ -148,7 +150,8 @@ void project_context_kv(const Tensor& features, const Tensor& weight, std::optio
   const int64_t layers = Argument{op, "k_norm", k_norm}.dims(2, "[L, hd]").t.size(0), size = k_norm.size(1);
   columns.shape({columns.dims(2, "[L * 2 * nkv * hd, H]").t.size(0), width}, "[L * 2 * nkv * hd, H of features]");
   columns.dense_rows().beside(input);
-  if (size != 64 && size != 128) fail(op, "heads have size ", size, ", one launch has 64 or 128; use inject_context_kv");
+  if (size != 64 && size != 128)
+    fail(op, "heads have size ", size, ", one launch has 64 or 128; use inject_context_kv");
   if (layers < 1 || weight.size(0) % (2 * layers * size))
     fail(op, "weight has ", weight.size(0), " rows, which are no whole number of K and V heads of ", layers, " layers");
   if (rows > 16) fail(op, "features have ", rows, " rows, one launch has at most 16; use inject_context_kv");
@@ -158,15 +161,22 @@ void project_context_kv(const Tensor& features, const Tensor& weight, std::optio
   if (p.context.type == Type::f32) fail(op, "features must be bfloat16 or float16, are float32; use inject_context_kv");
   const ScalarType type = weight.scalar_type();
   p.weight_type = type == ScalarType::Float8_e4m3fn ? Type::e4m3 : type == ScalarType::Char ? Type::i8 : p.context.type;
-  if (p.weight_type == p.context.type) columns.type(features.scalar_type(), " like features (or float8_e4m3fn, or int8)");
+  if (p.weight_type == p.context.type)
+    columns.type(features.scalar_type(), " like features (or float8_e4m3fn, or int8)");
   if ((p.weight_type != p.context.type) != weight_scale.has_value())
     fail(op, "weight_scale must be given for a quantised weight, and only for one");
   if (weight_scale)
     Argument{op, "weight_scale", *weight_scale}
-        .shape({weight.size(0)}, "[rows of weight]").type(ScalarType::Float).contiguous().beside(input);
+        .shape({weight.size(0)}, "[rows of weight]")
+        .type(ScalarType::Float)
+        .contiguous()
+        .beside(input);
   if (bias)
     Argument{op, "bias", *bias}
-        .shape({weight.size(0)}, "[rows of weight]").type(features.scalar_type(), " like features").contiguous().beside(input);
+        .shape({weight.size(0)}, "[rows of weight]")
+        .type(features.scalar_type(), " like features")
+        .contiguous()
+        .beside(input);
   const auto misaligned = [](const Tensor& t, int64_t bytes) {
     return reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 || t.stride(0) * bytes % 16;
   };

@@ -29,7 +29,10 @@ std::tuple<Tensor, Tensor> reject_sparse(const Tensor& logits, const Tensor& dra
   const int64_t candidates = q.dims(2, "[N, C]").t.size(1);
   q.shape({drafts, candidates}, "[N of draft_ids, C]").type(int64).contiguous().beside(p);
   Argument{op, "candidate_scores", candidate_scores}
-      .shape({drafts, candidates}, "[N, C] of candidate_ids").type(float32).contiguous().beside(p);
+      .shape({drafts, candidates}, "[N, C] of candidate_ids")
+      .type(float32)
+      .contiguous()
+      .beside(p);
   of_request("bonus_rows", bonus_rows, int64);
   of_request("temperature", temperature, float32);
   of_request("seeds", seeds, int64);
@@ -37,13 +40,27 @@ std::tuple<Tensor, Tensor> reject_sparse(const Tensor& logits, const Tensor& dra
   Tensor output = empty<2>({batch, max_drafts + 1}, aoti_torch_dtype_int32(), logits);
   Tensor accepted = empty<1>({batch}, aoti_torch_dtype_int32(), logits);
   if (batch == 0) return {output, accepted};
-  Rejection a{logits.const_data_ptr(), draft_rows.const_data_ptr<int64_t>(), bonus_rows.const_data_ptr<int64_t>(),
-                    draft_ids.const_data_ptr<int64_t>(), cu_drafts.const_data_ptr<int32_t>(),
-                    candidate_ids.const_data_ptr<int64_t>(), candidate_scores.const_data_ptr<float>(),
-                    temperature.const_data_ptr<float>(), seeds.const_data_ptr<int64_t>(),
-                    anchor_positions.const_data_ptr<int64_t>(), output.mutable_data_ptr<int32_t>(),
-                    accepted.mutable_data_ptr<int32_t>(),
-                    logits.size(0), logits.size(1), logits.stride(0), drafts, batch, candidates, max_drafts, type, nullptr};
+  Rejection a{logits.const_data_ptr(),
+              draft_rows.const_data_ptr<int64_t>(),
+              bonus_rows.const_data_ptr<int64_t>(),
+              draft_ids.const_data_ptr<int64_t>(),
+              cu_drafts.const_data_ptr<int32_t>(),
+              candidate_ids.const_data_ptr<int64_t>(),
+              candidate_scores.const_data_ptr<float>(),
+              temperature.const_data_ptr<float>(),
+              seeds.const_data_ptr<int64_t>(),
+              anchor_positions.const_data_ptr<int64_t>(),
+              output.mutable_data_ptr<int32_t>(),
+              accepted.mutable_data_ptr<int32_t>(),
+              logits.size(0),
+              logits.size(1),
+              logits.stride(0),
+              drafts,
+              batch,
+              candidates,
+              max_drafts,
+              type,
+              nullptr};
 #ifdef DFLASH_CUDA
   Tensor workspace;
   if (uses_cuda(logits)) {

@@ -14,7 +14,10 @@ std::tuple<Tensor, Tensor> select_path(const Tensor& candidate_ids, const Tensor
   ids.dims(3, "[B, K, C]").type(int64).contiguous();
   const int64_t batch = candidate_ids.size(0), slots = candidate_ids.size(1), candidates = candidate_ids.size(2);
   Argument{op, "candidate_logits", candidate_logits}
-      .shape({batch, slots, candidates}, "[B, K, C] of candidate_ids").type(float32).contiguous().beside(ids);
+      .shape({batch, slots, candidates}, "[B, K, C] of candidate_ids")
+      .type(float32)
+      .contiguous()
+      .beside(ids);
   const Argument through{op, "projected", projected};
   const Type type = through.dims(3, "[B, K, R]").floating();
   const int64_t rank = projected.size(2);
@@ -35,13 +38,27 @@ std::tuple<Tensor, Tensor> select_path(const Tensor& candidate_ids, const Tensor
   Tensor tokens = empty<2>({batch, slots}, aoti_torch_dtype_int64(), candidate_ids);
   Tensor scores = empty<3>({batch, slots, candidates}, aoti_torch_dtype_float32(), candidate_ids);
   if (batch == 0 || slots == 0) return {tokens, scores};
-  const Path a{candidate_ids.const_data_ptr<int64_t>(), candidate_logits.const_data_ptr<float>(),
-               projected.const_data_ptr(), predecessor.const_data_ptr(), successor.const_data_ptr(),
-               anchors.const_data_ptr<int64_t>(), seeds.const_data_ptr<int64_t>(),
-               anchor_positions.const_data_ptr<int64_t>(), temperature.const_data_ptr<float>(),
-               tokens.mutable_data_ptr<int64_t>(), scores.mutable_data_ptr<float>(),
-               batch, slots, candidates, rank, vocabulary,
-               projected.stride(0), projected.stride(1), predecessor.stride(0), successor.stride(0), type};
+  const Path a{candidate_ids.const_data_ptr<int64_t>(),
+               candidate_logits.const_data_ptr<float>(),
+               projected.const_data_ptr(),
+               predecessor.const_data_ptr(),
+               successor.const_data_ptr(),
+               anchors.const_data_ptr<int64_t>(),
+               seeds.const_data_ptr<int64_t>(),
+               anchor_positions.const_data_ptr<int64_t>(),
+               temperature.const_data_ptr<float>(),
+               tokens.mutable_data_ptr<int64_t>(),
+               scores.mutable_data_ptr<float>(),
+               batch,
+               slots,
+               candidates,
+               rank,
+               vocabulary,
+               projected.stride(0),
+               projected.stride(1),
+               predecessor.stride(0),
+               successor.stride(0),
+               type};
   DFLASH_RUN(op, candidate_ids, select_path, a);
   return {tokens, scores};
 }

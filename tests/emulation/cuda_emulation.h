@@ -148,7 +148,8 @@ inline void prepare(Block& b, unsigned n) {
   if (b.capacity < n) {
     if (b.stacks) munmap(b.stacks, b.capacity * stack_size);
     b.capacity = n;
-    void* memory = mmap(nullptr, n * stack_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory =
+        mmap(nullptr, n * stack_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     b.stacks = static_cast<char*>(memory);
   }
@@ -188,7 +189,8 @@ inline void run_block(Block& b, const std::vector<unsigned>& order) {
     if (done == n) return;
     if (waiting + done != n)
       throw std::runtime_error("emulation: deadlock, " + std::to_string(waiting) + " of " + std::to_string(n) +
-                               " threads at __syncthreads, " + std::to_string(done) + " done, the others in their warps");
+                               " threads at __syncthreads, " + std::to_string(done) +
+                               " done, the others in their warps");
     for (Fiber& fiber : b.fibers)
       if (fiber.state == State::at_block) fiber.state = State::ready;
   }
@@ -237,7 +239,8 @@ inline void launch(dim3 grid, dim3 dim, size_t shared, const std::function<void(
   if (error) std::rethrow_exception(error);
 }
 
-template <typename T> T exchange(unsigned mask, T value, unsigned from) {
+template <typename T>
+T exchange(unsigned mask, T value, unsigned from) {
   static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
   std::memcpy(&warp().slots[lane()], &value, sizeof(T));
   warp_barrier(mask);
@@ -247,7 +250,8 @@ template <typename T> T exchange(unsigned mask, T value, unsigned from) {
   return result;
 }
 
-template <typename T> T* dynamic_shared() {
+template <typename T>
+T* dynamic_shared() {
   return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(block()->shared.data()) + 15) & ~uintptr_t(15));
 }
 
@@ -261,13 +265,16 @@ template <typename T> T* dynamic_shared() {
 inline void __syncthreads() { emulation::wait_as(emulation::State::at_block); }
 inline void __syncwarp(unsigned mask = ~0u) { emulation::warp_barrier(mask); }
 
-template <typename T> T __shfl_sync(unsigned mask, T value, int from) {
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int from) {
   return emulation::exchange(mask, value, unsigned(from) & 31);
 }
-template <typename T> T __shfl_xor_sync(unsigned mask, T value, int other) {
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int other) {
   return emulation::exchange(mask, value, emulation::lane() ^ unsigned(other));
 }
-template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned by) {
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned by) {
   const unsigned lane = emulation::lane();
   return emulation::exchange(mask, value, lane >= by ? lane - by : lane);
 }
@@ -284,8 +291,7 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline int atomicMin(int* p, int value) {
   int old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
-  while (old > value && !__atomic_compare_exchange_n(p, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
-  }
+  while (old > value && !__atomic_compare_exchange_n(p, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
   return old;
 }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
