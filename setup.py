@@ -40,8 +40,8 @@ class BuildExtension(build_ext):
         jobs = toolchain.host_jobs([*flags, *["-DDFLASH_CUDA"] * bool(cuda)])
         if cuda:
             named = os.environ.get("VLLM_DFLASH_CUDA_ARCHS", "").replace(",", ";")
-            architectures = [arch for arch in named.split(";") if arch] or toolchain.ARCHITECTURES
-            jobs += toolchain.device_jobs(cuda, architectures)
+            chosen = [arch for arch in named.split(";") if arch] or toolchain.architectures(cuda)
+            jobs += toolchain.device_jobs(cuda, chosen)
         objects = toolchain.compile_all(jobs, ROOT / "build" / "objects")
         toolchain.link(objects, Path(self.get_ext_fullpath(ext.name)), cuda)
 

@@ -83,10 +83,16 @@ def host_jobs(flags: list[str]) -> list[Job]:
     return jobs + [(loops, [*cxx, *cxx_flags(), *exact, *known[n], f"-DDFLASH_ISA={n}"]) for n in known]
 
 
-def device_jobs(cuda: Path, architectures: Sequence[str], extra: Sequence[str] = ()) -> list[Job]:
+def architectures(cuda: Path) -> list[str]:
+    """Those of ARCHITECTURES that this nvcc knows."""
+    said = subprocess.run([cuda / "bin" / "nvcc", "--list-gpu-arch"], capture_output=True, text=True).stdout.split()
+    return [arch for arch in ARCHITECTURES if f"compute_{arch}" in said] or ARCHITECTURES
+
+
+def device_jobs(cuda: Path, archs: Sequence[str], extra: Sequence[str] = ()) -> list[Job]:
     """The CUDA part: every .cu for all architectures, and PTX of the last for later ones."""
-    last = architectures[-1]
-    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in architectures]
+    last = archs[-1]
+    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     targets += [f"-gencode=arch=compute_{last},code=compute_{last}"]
     nvcc = [str(cuda / "bin" / "nvcc"), "-std=c++17", "-O3", "-t0", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
     return [(path, [*nvcc, *targets, *extra, "-c"]) for path in sources(".cu")]
@@ -120,6 +126,14 @@ def link(objects: Sequence[Path], target: Path, cuda: Path | None = None) -> Non
 
     flags = [*(f"-L{path}" for path in library_paths()), "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--gc-sections"]
     if cuda:  # the CUDA runtime goes into the extension, its symbols kept private
-        flags += [f"-L{cuda}/lib64", "-lcudart_static", "-lrt", "-ldl", "-lpthread", "-Wl,--exclude-libs,ALL"]
+        flags += [
+            f"-L{cuda}/lib64",
+            f"-L{cuda}/lib",
+            "-lcudart_static",
+            "-lrt",
+            "-ldl",
+            "-lpthread",
+            "-Wl,--exclude-libs,ALL",
+        ]
     target.parent.mkdir(parents=True, exist_ok=True)
     subprocess.check_call([*compiler(), "-shared", *map(str, objects), *flags, "-o", str(target)])

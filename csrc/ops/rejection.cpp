@@ -16,6 +16,7 @@ std::tuple<Tensor, Tensor> reject_sparse(const Tensor& logits, const Tensor& dra
   const int64_t drafts = ids.dims(1, "[N]").type(int64).contiguous().beside(p).t.size(0);
   ends.dims(1, "[B + 1]").type(int32).contiguous().beside(p);
   const int64_t batch = cu_drafts.size(0) - 1;
+  if (logits.size(1) < 1) fail(op, "logits have no columns, are ", shape_of(logits));
   if (batch < 0) fail(op, "cu_drafts must have B + 1 entries, has none");
   if (max_drafts < 0) fail(op, "max_drafts must be at least 0, is ", max_drafts);
   const auto of_draft = [&](const char* name, const Tensor& t, ScalarType wanted) {
