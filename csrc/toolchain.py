@@ -136,4 +136,6 @@ def link(objects: Sequence[Path], target: Path, cuda: Path | None = None) -> Non
             "-Wl,--exclude-libs,ALL",
         ]
     target.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.check_call([*compiler(), "-shared", *map(str, objects), *flags, "-o", str(target)])
+    unfinished = target.with_suffix(f".{os.getpid()}")  # a running process keeps the library it has loaded
+    subprocess.check_call([*compiler(), "-shared", *map(str, objects), *flags, "-o", str(unfinished)])
+    unfinished.replace(target)
