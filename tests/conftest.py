@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="plugin",
         help="who serves the drafters under test; stock (the plug-in not loaded) judges the suites themselves",
     )
+    group.addoption("--runner", choices=("v1", "v2"), default="v1", help="vLLM's model runner (v2: interpreted)")
     group.addoption(
         "--demo-pair", type=Path, default=Path(".demo"), help="folder of target/ and drafter/ (make demo-pair)"
     )
@@ -51,8 +52,8 @@ def processes() -> Iterator[Callable[..., EngineProcess]]:
 
 
 @pytest.fixture(scope="session")
-def serving(plugin: bool, processes: Callable[..., EngineProcess]) -> Serving:
-    return Serving(plugin, processes)
+def serving(pytestconfig: pytest.Config, plugin: bool, processes: Callable[..., EngineProcess]) -> Serving:
+    return Serving(plugin, pytestconfig.getoption("--runner"), processes)
 
 
 @pytest.fixture(scope="session")

