@@ -16,8 +16,13 @@ MAX_TOKENS = 128
 GREEDY = {"temperature": 0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 
 
-def check_exact(engine, pair, texts, plain_blocks: int, tight_blocks: int, **arguments) -> None:
-    """Plain decoding with room for all, then speculation without: same tokens, and the cache was really tight."""
+def check_exact(
+    engine, pair, texts, plain_blocks: int, tight_blocks: int, most_accepted: int = 3, **arguments
+) -> None:
+    """Plain decoding with room for all, then speculation without: same tokens, and the cache was really tight.
+
+    most_accepted: drafts that some step must at least accept, else the test would show little.
+    """
     engine.start(pair.target, num_gpu_blocks_override=plain_blocks, **arguments)
     plain = engine.generate(texts, GREEDY)
     assert engine.counters()["num_preemptions"] == 0
@@ -42,7 +47,7 @@ def check_exact(engine, pair, texts, plain_blocks: int, tight_blocks: int, **arg
     assert counters["prefix_cache_hits"] > 0
     assert any(trace.unfinished_chunks for trace in traces.values())
     accepted = [step.accepted for trace in traces.values() for step in trace.verified]
-    assert 0 in accepted and max(accepted) >= 3, "acceptance must vary, or the test shows little"
+    assert 0 in accepted and max(accepted) >= most_accepted, "acceptance must vary, or the test shows little"
 
 
 @BOTH
@@ -80,6 +85,7 @@ def test_engine_core_in_a_process_of_its_own(serving, trained, architecture):
 @pytest.mark.pair
 @BOTH
 def test_demo_pair(serving, demo, architecture):
+    """The DFlash drafter is the DFlash 2 one without convolution and selector, so it is right less often."""
     pair = demo(architecture)
     engine = serving.process(pair.drafter_shape, threads=2)
     check_exact(
@@ -88,6 +94,7 @@ def test_demo_pair(serving, demo, architecture):
         prompts(),
         plain_blocks=420,
         tight_blocks=150,
+        most_accepted=3 if architecture == "dflash2" else 2,
         max_num_seqs=40,
         max_num_batched_tokens=640,
     )
