@@ -95,8 +95,8 @@ VECTOR_FN void put(To* to, int64_t stride, int64_t size, bool known, const F& co
   for (int64_t i = 0; i < size; ++i) to[i * stride] = head[i];
 }
 
-// Rows are taken one by one; for caches whose numbers lie apart, several at a time and a head of all of them before the
-// next head, so that the cache lines they share are still at hand.
+// Some rows at a time, layer by layer, so that a thread writes few streams at once. Where a cache's numbers lie apart,
+// a head of all these rows comes before the next head, so that the cache lines that they share are still at hand.
 constexpr int64_t max_rows_at_once = 32;
 
 template <int64_t known_size, typename From, typename To>
@@ -107,9 +107,9 @@ void context(const Context& a, const Destination& d, const float* k_norm, int64_
   const bool fp8 = d.type == Type::e4m3;
   const float key_scale = fp8 ? 1.0f / d.k_scale : 1.0f;
   const float value_scale = (a.scales_values ? a.value_scale : 1.0f) * (fp8 ? 1.0f / d.v_scale : 1.0f);
-  const int64_t at_once = d.key_element == 1 && d.value_element == 1 ? 1 : max_rows_at_once;
-  for (int64_t t0 = begin; t0 < end; t0 += at_once) {
-    const int64_t rows = end - t0 < at_once ? end - t0 : at_once;
+  const bool apart = d.key_element != 1 || d.value_element != 1;
+  for (int64_t t0 = begin; t0 < end; t0 += max_rows_at_once) {
+    const int64_t rows = end - t0 < max_rows_at_once ? end - t0 : max_rows_at_once;
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t position = a.positions[t0 + i];
       known[i] = position >= 0 && position < a.cos_sin_rows;
@@ -127,8 +127,10 @@ void context(const Context& a, const Destination& d, const float* k_norm, int64_
         values[i] = static_cast<To*>(d.values[layer]) + block * d.value_block + offset * d.value_offset;
       }
       const From* kv = static_cast<const From*>(a.kv) + t0 * a.kv_row + layer * a.kv_layer;
-      for (int64_t head = 0; head < a.heads; ++head)
-        for (int64_t i = 0; i < rows; ++i) {
+      const int64_t outer_count = apart ? a.heads : rows, inner_count = apart ? rows : a.heads;
+      for (int64_t outer = 0; outer < outer_count; ++outer)
+        for (int64_t inner = 0; inner < inner_count; ++inner) {
+          const int64_t i = apart ? inner : outer, head = apart ? outer : inner;
           if (!keys[i]) continue;
           const From *k = kv + i * a.kv_row + head * a.kv_head, *v = k + a.kv_side;
           const float *cos = angles + i * a.rotated, *sin = cos + a.rotated / 2;

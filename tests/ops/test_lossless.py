@@ -111,7 +111,9 @@ def worst(case: cases.Arguments, output: torch.Tensor, accepted: torch.Tensor) -
     return min(values)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "reference" else name for name in NAMES]
+)
 @pytest.mark.parametrize("kind", SCENARIOS)
 def test_tokens_follow_the_target(kind: str, name: str) -> None:
     case = scenario(kind)

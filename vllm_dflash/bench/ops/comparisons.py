@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -16,43 +16,51 @@ BF16 = torch.bfloat16
 
 
 def context(rows: int) -> Iterator[Comparison]:
-    """From the GEMM's result to K and V, and on into the CPU's paged caches."""
+    """From the GEMM's result to K and V: as rows, in paged caches of vLLM's GPU layout (stock only up to its cache
+    writes), and in the CPU's own caches."""
     kv = torch.randn(rows, LAYERS, 2, HEADS, SIZE).to(BF16)
     k_norm = torch.ones(LAYERS, SIZE, dtype=BF16)
     positions = torch.arange(rows)
     angle = positions[:, None] * 1e6 ** (-torch.arange(0, SIZE, 2) / SIZE)
     cos_sin = torch.cat([angle.cos(), angle.sin()], -1).to(BF16)
+    block = 32
+    blocks = rows // block + 2
+    slots = torch.arange(rows) + block // 2
     shape = f"{rows} rows, {LAYERS} layers, {HEADS} heads of {SIZE}, bf16"
     moved = 2 * kv.numel() * kv.element_size()
+
+    def inject(keys: list[torch.Tensor], values: list[torch.Tensor]) -> Callable[[], None]:
+        return lambda: ops.inject_context_kv(
+            kv, k_norm, 1e-6, positions, cos_sin, True, None, keys, values, slots, block, 1.0, 1.0
+        )
+
+    def stock_rows() -> tuple[torch.Tensor, torch.Tensor]:
+        return stock.context_kv(kv, k_norm, 1e-6, positions, cos_sin)
+
     yield Comparison(
         "context_kv_rows",
         shape,
         lambda: ops.context_kv_rows(kv, k_norm, 1e-6, positions, cos_sin, True, None),
-        lambda: stock.context_kv(kv, k_norm, 1e-6, positions, cos_sin),
+        stock_rows,
         moved,
+    )
+    plain = [torch.zeros(2, blocks, block, HEADS, SIZE, dtype=BF16) for _ in range(LAYERS)]
+    written = inject([cache[0] for cache in plain], [cache[1] for cache in plain])
+    yield Comparison(
+        "inject_context_kv", f"{shape}, into paged caches; stock before its writes", written, stock_rows, moved
     )
     if torch.cpu._is_amx_tile_supported():
         return
-    block = 32
-    blocks = rows // block + 2
     caches = [torch.zeros(blocks, HEADS, block, 2 * SIZE, dtype=BF16) for _ in range(LAYERS)]
     sides = [cache.view(blocks, HEADS, 2 * block, SIZE).chunk(2, dim=2) for cache in caches]
     keys = [k.view(blocks, HEADS, SIZE, block).permute(0, 3, 1, 2) for k, _ in sides]
     values = [v.transpose(1, 2) for _, v in sides]
-    slots = torch.arange(rows) + block // 2
 
-    def stock_write() -> None:
-        k, v = stock.context_kv(kv, k_norm, 1e-6, positions, cos_sin)
-        stock.write_caches(k, v, caches, slots, "vec")
+    def stock_written() -> None:
+        stock.write_caches(*stock_rows(), caches, slots, "vec")
 
     yield Comparison(
-        "inject_context_kv",
-        f"{shape}, into the CPU's caches",
-        lambda: ops.inject_context_kv(
-            kv, k_norm, 1e-6, positions, cos_sin, True, None, keys, values, slots, block, 1.0, 1.0
-        ),
-        stock_write,
-        moved,
+        "inject_context_kv", f"{shape}, into the CPU's caches; stock too", inject(keys, values), stock_written, moved
     )
 
 
