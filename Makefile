@@ -4,7 +4,7 @@ PYTHON ?= python3
 export PYTHON MACHINE
 RUN := .venv/bin/python
 
-.PHONY: help setup demo-pair demo test test-all lint
+.PHONY: help setup demo-pair demo test test-all lint bench-ops gpu-check
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,8 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make setup      .venv with vLLM and this package, built"
 	@echo "make demo-pair  .demo/target and .demo/drafter"
+	@echo "make bench-ops  the operations against vLLM's own, on this machine's processors"
+	@echo "make gpu-check  the operations on an NVIDIA GPU: tests, graph replays, times"
 
 setup:
 	@sh scripts/setup.sh
@@ -33,3 +35,9 @@ test-all: demo-pair
 lint: setup
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
+
+bench-ops: setup
+	@$(RUN) -m vllm_dflash.bench.ops
+
+gpu-check: setup
+	@$(RUN) -m tests.gpu.check
