@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits that a request or the user sets hold under speculation as without it."""
+
+import pytest
+from vllm.config import ReasoningConfig
+
+from tests.engine.prompts import tiny_prompts
+
+pytestmark = pytest.mark.engine
+
+
+def test_a_thinking_budget_ends_where_it_does_without_speculation(serving, trained):
+    """The budget's state is brought up to date once a step, before the rows to verify are judged."""
+    pair = trained("dflash2")
+    reasoning = ReasoningConfig(reasoning_start_str="t3", reasoning_end_str="t4")
+    prompts = [
+        [token for token in prompt if token > 4] + [3]
+        for prompt in tiny_prompts(pair.target_shape.vocab_size, longest=24)[:6]
+    ]
+    engine = serving.process(pair.drafter_shape)
+    tokens = []
+    for drafter in (None, pair.drafter):
+        engine.start(pair.target, drafter, reasoning_config=reasoning)
+        for budget in (0, 3, 5, 9):
+            sampling = {"temperature": 0, "max_tokens": 20, "ignore_eos": True, "thinking_token_budget": budget}
+            tokens.append([output.token_ids for output in engine.generate(prompts, sampling)])
+    plain, speculative = (
+        [[first_thought(ids) for ids in budget] for budget in half] for half in (tokens[:4], tokens[4:])
+    )
+    assert plain[0] == [[]] * 6
+    assert max(len(thought) for thought in plain[3]) == 9
+    assert speculative == plain
+
+
+def first_thought(token_ids: list[int]) -> list[int]:
+    """The tokens before the first end of thinking. Stock counts a second thought otherwise when it sees drafts."""
+    return token_ids[: token_ids.index(4)]
+
+
+def test_the_users_longest_draft_sequence_holds(serving, trained):
+    """`max_model_len` in --speculative-config: no draft at or past that position, and the same tokens."""
+    pair = trained("dflash2")
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:4]
+    greedy = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    engine = serving.process(pair.drafter_shape)
+    engine.start(pair.target)
+    plain = [output.token_ids for output in engine.generate(prompts, greedy)]
+    engine.start(pair.target, pair.drafter, speculative={"max_model_len": 64})
+    outputs = engine.generate(prompts, greedy)
+    assert [output.token_ids for output in outputs] == plain
+    ends = [
+        step.anchor_position + len(step.drafts)
+        for trace in engine.traces().values()
+        for step in trace.steps
+        if step.drafts
+    ]
+    assert max(ends) == 63
+    assert max(len(output.prompt_token_ids) + len(output.token_ids) for output in outputs) > 64
+
+
+@pytest.mark.slow
+def test_rows_that_are_no_whole_number_of_blocks(serving, trained):
+    """torch.compile with a block of 7 rows: profiling and padding give rows that 7 does not divide."""
+    pair = trained("dflash2")
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:4]
+    greedy = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    engine = serving.process(pair.drafter_shape)
+    compiled = {"enforce_eager": False, "max_num_batched_tokens": 100, "max_num_seqs": 8}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 6}, **compiled)
+    speculative = [output.token_ids for output in engine.generate(prompts, greedy)]
+    engine.start(pair.target)
+    assert speculative == [output.token_ids for output in engine.generate(prompts, greedy)]
