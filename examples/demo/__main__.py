@@ -101,7 +101,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # A shell starts background jobs with SIGINT ignored, and a child inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all that is served lies on the disk
     try:
         run(parse_arguments())

@@ -39,7 +39,8 @@ def is_cpu_build() -> bool:
 
 
 def die_with_parent() -> None:
-    """In the child, before exec: end when the demo ends, killed or not."""
+    """In the child, before exec: end when the demo ends, killed or not. SIGINT may be inherited as ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
