@@ -8,6 +8,7 @@ are preempted; each of the three is asserted to have happened.
 import pytest
 
 from tests.engine.prompts import prompts, tiny_prompts
+from tests.reference.target import ReferenceTarget
 
 pytestmark = pytest.mark.engine
 
@@ -78,12 +79,10 @@ def test_engine_core_in_a_process_of_its_own(serving, trained, architecture):
     pair = trained(architecture)
     engine = serving.process(pair.drafter_shape, in_process=False)
     texts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
-    greedy = GREEDY | {"max_tokens": 24}
-    engine.start(pair.target)
-    plain = engine.generate(texts, greedy)
+    target = ReferenceTarget(pair.target)
     engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7})
-    speculative = engine.generate(texts, greedy)
-    assert [output.token_ids for output in speculative] == [output.token_ids for output in plain]
+    outputs = engine.generate(texts, GREEDY | {"max_tokens": 24})
+    assert [output.token_ids for output in outputs] == [target.greedy(text, 24) for text in texts]
     counters = engine.counters()
     assert counters["spec_decode_num_draft_tokens"] == 7 * counters["spec_decode_num_drafts"] > 0
     assert counters["spec_decode_num_accepted_tokens"] > 0
