@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import DrafterShape, Pair, TargetShape, make_drafter, make_target, with_one_k_norm
-from tests.support.engine import EngineProcess
+from tests.support.engine import EngineProcess, close_all
 from tests.support.pairs import TRAINED, demo_pair, trained_pair
 from tests.support.serving import Serving
 
@@ -47,8 +47,7 @@ def processes() -> Iterator[Callable[..., EngineProcess]]:
         return running[key]
 
     yield process
-    for one in running.values():
-        one.close()
+    close_all(list(running.values()))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine import untouched
 from tests.engine.prompts import tiny_prompts
-from tests.support.engine import EngineProcess
+from tests.support.engine import EngineProcess, close_all
 
 pytestmark = pytest.mark.engine
 
@@ -38,8 +38,7 @@ def start(plugin):
         return started[-1]
 
     yield process
-    for one in started:
-        one.close()
+    close_all(started)
 
 
 def answers(engine, pair, **arguments):

@@ -113,13 +113,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """Ends the process, and with it every child it started."""
-        self.connection.close()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.log.close()
+        close_all([self])
 
     def printed(self, last: int | None = None) -> str:
         """The text the process printed so far, or the last lines of it."""
@@ -157,3 +151,16 @@ class EngineProcess:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
         return environment | self.environment
+
+
+def close_all(processes: Sequence[EngineProcess]) -> None:
+    """Ends processes side by side: each takes some seconds to end its engine."""
+    for one in processes:
+        one.connection.close()
+    for one in processes:
+        try:
+            one.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+        one.log.close()
