@@ -4,7 +4,7 @@ PYTHON ?= python3
 export PYTHON MACHINE
 RUN := .venv/bin/python
 
-.PHONY: help setup demo-pair demo test test-all lint bench-ops gpu-check
+.PHONY: help setup demo-pair demo test test-all lint check-cuda bench-ops gpu-check
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make setup      .venv with vLLM and this package, built"
 	@echo "make demo-pair  .demo/target and .demo/drafter"
+	@echo "make check-cuda nvcc compiles the CUDA part for every architecture, nothing spilled (no GPU needed)"
 	@echo "make bench-ops  the operations against vLLM's own, on this machine's processors"
 	@echo "make gpu-check  the operations on an NVIDIA GPU: tests, graph replays, times"
 
@@ -35,6 +36,9 @@ test-all: demo-pair
 lint: setup
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
+
+check-cuda: setup
+	@$(RUN) -m pytest -q tests/ops/test_compilation.py
 
 bench-ops: setup
 	@$(RUN) -m vllm_dflash.bench.ops
