@@ -92,6 +92,22 @@ SEAMS = (
     ),
     Seam(
         RUNNER,
+        "GPUModelRunner._model_forward",
+        ("self", "input_ids", "positions", "intermediate_tensors", "inputs_embeds"),
+        "v1.steps:model_forward",
+        "worker",
+        "the target's forward is timed",
+    ),
+    Seam(
+        RUNNER,
+        "GPUModelRunner.sample_tokens",
+        ("self", "grammar_output"),
+        "v1.steps:sample_tokens",
+        "worker",
+        "the end of a step: observers are told what became of the drafts and how long the stages took",
+    ),
+    Seam(
+        RUNNER,
         "GPUModelRunner._bookkeeping_sync",
         ("self", "scheduler_output", "sampler_output", "logits", "hidden_states", "num_scheduled_tokens"),
         "v1.generators:bookkeeping_sync",

@@ -4,6 +4,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -34,17 +35,34 @@ class VerifyInputs:
     anchor_positions: torch.Tensor
 
 
-def verify(inputs: VerifyInputs, block: DraftBlock | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (output_ids [B, max(counts) + 1] int32: accepted drafts and one more token, then -1; accepted [B] int32).
+class Verdict(NamedTuple):
+    """What the target made of B requests' drafts.
 
-    `accepted` counts a draft that was judged in place of the bonus token too.
+    output_ids: [B, max(counts) + 1] int32, accepted drafts and one more token, then -1. accepted: [B] int32, counts a
+    draft that was judged in place of the bonus token too. drafted: [B] int64, rows that held a draft of the block; the
+    engine's placeholders and what a grammar took out are none.
     """
+
+    output_ids: torch.Tensor
+    accepted: torch.Tensor
+    drafted: torch.Tensor
+
+
+def verify(inputs: VerifyInputs, block: DraftBlock | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """`judge` without the count of drafts: (output_ids, accepted)."""
+    verdict = judge(inputs, block)
+    return verdict.output_ids, verdict.accepted
+
+
+def judge(inputs: VerifyInputs, block: DraftBlock | None) -> Verdict:
+    """This step's rows against the block that they were drafted in (None: there was none)."""
     width = max(inputs.counts) + 1
     if block is None:
         block = DraftBlock((), inputs.draft_ids.new_empty(0, 0))
     inputs = _with_cut_drafts(inputs, block)
     slots = torch.tensor(block.slots(inputs.request_ids, inputs.counts), dtype=torch.int64)
-    candidate_ids, candidate_logits = block.q(inputs.draft_ids, slots.to(inputs.draft_ids.device, non_blocking=True))
+    slots = slots.to(inputs.draft_ids.device, non_blocking=True)
+    candidate_ids, candidate_logits = block.q(inputs.draft_ids, slots)
     output_ids, accepted = ops.reject_sparse(
         inputs.logits,
         inputs.draft_rows,
@@ -58,7 +76,16 @@ def verify(inputs: VerifyInputs, block: DraftBlock | None) -> tuple[torch.Tensor
         inputs.anchor_positions,
         max(inputs.counts),
     )
-    return output_ids[:, :width], accepted
+    return Verdict(output_ids[:, :width], accepted, _drafted(inputs, block, slots))
+
+
+def _drafted(inputs: VerifyInputs, block: DraftBlock, slots: torch.Tensor) -> torch.Tensor:
+    """Drafts of the block among each request's rows, [B] int64; slots [N] as from `block.slots`."""
+    if not block.request_ids:
+        return torch.zeros(len(inputs.counts), dtype=torch.int64, device=slots.device)
+    real = (slots >= 0) & (inputs.draft_ids >= 0) & (block.token_ids.flatten()[slots.clamp(min=0)] >= 0)
+    before = torch.nn.functional.pad(real.cumsum(0), (1, 0))[inputs.cu_drafts.to(torch.int64)]
+    return torch.diff(before)
 
 
 def _with_cut_drafts(inputs: VerifyInputs, block: DraftBlock) -> VerifyInputs:

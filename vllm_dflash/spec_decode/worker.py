@@ -8,7 +8,9 @@ from typing import Protocol
 import torch
 
 from vllm_dflash.spec_decode.draft_block import DraftBlock
-from vllm_dflash.spec_decode.verification import VerifyInputs, verify
+from vllm_dflash.spec_decode.outcome import Observer, Readback, StepOutcome, Tally, TimingObserver
+from vllm_dflash.spec_decode.timing import StageClock
+from vllm_dflash.spec_decode.verification import Verdict, VerifyInputs, judge
 
 
 class Drafter(Protocol):
@@ -69,22 +71,84 @@ class SpecDecodeWorker:
         drafts: K, slots a block.
         candidates: C, candidates kept a slot (`selector_top_k`; 1 proposes the argmax).
         probabilistic: at T > 0 draw from q (True) or propose its mode with a one-hot q (False).
+        device: where the stages are timed.
+
+    `observers` are told the outcome of each step, after `verify` or, for requests without drafts, in `end_step`.
+    `timing_observers` are told, in `end_step`, the stages that have completed. `tally` counts the rest.
     """
 
-    def __init__(self, drafter: Drafter, mask_token_id: int, drafts: int, candidates: int, probabilistic: bool) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        mask_token_id: int,
+        drafts: int,
+        candidates: int,
+        probabilistic: bool,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.drafter = drafter
         self.mask_token_id = mask_token_id
         self.drafts = drafts
         self.candidates = candidates
         self.probabilistic = probabilistic
         self.block: DraftBlock | None = None
+        self.clock = StageClock(device)
+        self.tally = Tally()
+        self.observers: list[Observer] = []
+        self.timing_observers: list[TimingObserver] = []
+        self._readback = Readback()
+        self._verified: set[str] = set()
 
     def verify(self, inputs: VerifyInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of this step against the block of the last one; see `verification.verify`."""
-        return verify(inputs, self.block)
+        with self.clock.stage("verify", rows=inputs.draft_ids.shape[0] + len(inputs.counts)):
+            verdict = judge(inputs, self.block)
+        self._observe(inputs, verdict)
+        return verdict.output_ids, verdict.accepted
+
+    def _observe(self, inputs: VerifyInputs, verdict: Verdict) -> None:
+        """Tells the observers about the requests that had rows to verify, once the counts are on the host."""
+        rows = [row for row, count in enumerate(inputs.counts) if count]
+        ids = [inputs.request_ids[row] for row in rows]
+        counts = [inputs.counts[row] for row in rows]
+        self._verified = set(ids)
+        if not ids or not self.observers:
+            return
+
+        def tell(numbers: list[list[int]]) -> None:
+            drafted = [min(numbers[0][row], count) for row, count in zip(rows, counts, strict=True)]
+            # A row without a finite logit yields no token at all.
+            accepted = [min(max(numbers[1][r] - 1, 0), most) for r, most in zip(rows, drafted, strict=True)]
+            self._tell(StepOutcome(ids, drafted, accepted, self._skipped()))
+
+        emitted = (verdict.output_ids >= 0).sum(dim=1)
+        self._readback.read(torch.stack([verdict.drafted, emitted]), tell)
+
+    def end_step(self, decoding: Sequence[str]) -> None:
+        """Call it after each step, drafted or not. decoding: ids of the requests past their prompt in this step."""
+        self._readback.poll()
+        plain = [request_id for request_id in decoding if request_id not in self._verified]
+        self._verified = set()
+        if plain or self.tally.skipped:
+            self._tell(StepOutcome(plain, [0] * len(plain), [0] * len(plain), self._skipped()))
+        timings = self.clock.take()
+        for observer in self.timing_observers:
+            observer(timings)
+
+    def _tell(self, outcome: StepOutcome) -> None:
+        for observer in self.observers:
+            observer(outcome)
+
+    def _skipped(self) -> dict[str, int]:
+        skipped = dict(self.tally.skipped)
+        self.tally.skipped.clear()
+        return skipped
 
     def context_kv(self, taps: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """taps [T, F*Ht] of this step's rows, positions [T] -> K, V of every draft layer, each [L, T, nkv, hd]."""
+        """taps [T, F*Ht] of this step's rows, positions [T] -> K, V of every draft layer, each [L, T, nkv, hd].
+
+        The caller times the stage "inject": it writes them.
+        """
         return self.drafter.context_kv(taps, positions)
 
     def block_inputs(self, anchors: Anchors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +166,14 @@ class SpecDecodeWorker:
         attention context. Drafts at or past `anchors.limit` are -1.
         """
         count = anchors.token_ids.shape[0]
-        hidden = forward(*self.block_inputs(anchors))
+        with self.clock.stage("draft", rows=count * (1 + self.drafts)):
+            hidden = forward(*self.block_inputs(anchors))
+        with self.clock.stage("select", rows=count * self.drafts):
+            return self._select(anchors, hidden)
+
+    def _select(self, anchors: Anchors, hidden: torch.Tensor) -> DraftBlock:
+        """hidden [B * (1 + K), H] -> the block of these requests, kept for `verify`."""
+        count = anchors.token_ids.shape[0]
         slots = hidden.view(count, 1 + self.drafts, -1)[:, 1:]
         ids, logits = self.drafter.candidates(slots.reshape(count * self.drafts, -1), self.candidates)
         temperature = anchors.temperature if self.probabilistic else torch.zeros_like(anchors.temperature)
@@ -116,7 +187,10 @@ class SpecDecodeWorker:
             anchors.positions,
         )
         positions = anchors.positions.unsqueeze(1) + torch.arange(1, 1 + self.drafts, device=token_ids.device)
-        token_ids = token_ids.masked_fill(positions >= anchors.limit, -1)
+        out_of_range = positions >= anchors.limit
+        token_ids = token_ids.masked_fill(out_of_range, -1)
+        if self.observers:
+            self._readback.read(out_of_range[:, 0].sum(), lambda count: self.tally.skip("range", count))
         sparse = (ids.view(count, self.drafts, -1), scores) if self.probabilistic else (None, None)
         drafted = DraftBlock(list(anchors.request_ids), token_ids, *sparse)
         self.block = drafted.with_rows(self.block)

@@ -55,6 +55,7 @@ class Proposer(DFlashProposer):
             self.speculative_config.num_speculative_tokens,
             config.selector_top_k or without_selector,
             probabilistic,
+            self.device,
         )
         # The runner stops drafting for the whole batch, and so leaves a hole in the draft KV, when one request nears
         # this length. Here each request has its own limit.
@@ -128,6 +129,8 @@ class Proposer(DFlashProposer):
         self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
         drafts = next_token_ids.new_full((len(request_ids), self.worker.drafts), -1, dtype=torch.int64)
         rows = self._rows_to_draft(len(request_ids))
+        if rows is not None:
+            self.worker.tally.skip("prompt", len(request_ids) - rows.size)
         if num_speculative_tokens == 0 or (rows is not None and rows.size == 0):
             return self._hand_over(drafts[:, :num_speculative_tokens])
 
@@ -180,8 +183,9 @@ class Proposer(DFlashProposer):
         if num_rejected is not None:
             row = torch.arange(rows, device=taps.device)
             valid = row < (starts[1:] - num_rejected)[request_of]
-        keys, values = self.worker.context_kv(taps, positions)
-        self.attention.write_context(keys, values, positions, request_of, valid, tables)
+        with self.worker.clock.stage("inject", rows=rows):
+            keys, values = self.worker.context_kv(taps, positions)
+            self.attention.write_context(keys, values, positions, request_of, valid, tables)
 
     def _block_forward(
         self, anchors: Anchors, tables: list[torch.Tensor], cad: CommonAttentionMetadata, rows: np.ndarray | None

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a step of the V1 runner begins and ends, for the clock and the observers of the worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from vllm_dflash.spec_decode import SpecDecodeWorker
+
+
+def worker_of(runner: Any) -> SpecDecodeWorker | None:
+    """The worker of a runner that drafts with us, once its drafter is loaded."""
+    return getattr(getattr(runner, "drafter", None), "worker", None)
+
+
+def model_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """GPUModelRunner._model_forward, timed as the stage "target"."""
+
+    @functools.wraps(stock)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        worker = worker_of(self)
+        if worker is None:
+            return stock(self, *args, **kwargs)
+        batch = self.input_batch
+        requests = batch.num_reqs
+        worker.clock.begin_step(requests, int(batch.num_computed_tokens_cpu[:requests].sum()))
+        ids = args[0] if args else kwargs.get("input_ids")
+        if ids is None:
+            ids = kwargs.get("inputs_embeds")
+        with worker.clock.stage("target", rows=0 if ids is None else ids.shape[0]):
+            return stock(self, *args, **kwargs)
+
+    return wrapper
+
+
+def sample_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """GPUModelRunner.sample_tokens, after which the step has ended."""
+
+    @functools.wraps(stock)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        worker = worker_of(self)
+        # Taken before: the step adds what it sampled to these numbers, and empties the state.
+        state = self.execute_model_state
+        decoding = [] if worker is None or state is None else _decoding(self, state.scheduler_output)
+        output = stock(self, *args, **kwargs)
+        if worker is not None and state is not None:
+            worker.end_step(decoding)
+        return output
+
+    return wrapper
+
+
+def _decoding(runner: Any, scheduler_output: Any) -> list[str]:
+    """Requests of this step whose prompt was computed before it, and that have one row beside their drafts.
+
+    A request that comes back from a preemption and computes its tokens anew is none.
+    """
+    batch = runner.input_batch
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    scheduled = scheduler_output.num_scheduled_tokens
+    count = batch.num_reqs
+    past_prompt = (batch.num_computed_tokens_cpu[:count] >= batch.num_prompt_tokens[:count]).tolist()
+    return [
+        request_id
+        for request_id, past in zip(batch.req_ids, past_prompt, strict=True)
+        if past and scheduled[request_id] - len(drafts.get(request_id, ())) == 1
+    ]
