@@ -16,6 +16,7 @@ PUBLIC_HOSTS = {
     "github.com",
     "huggingface.co",
     "localhost",
+    "prometheus-operated.monitoring.svc",  # within a cluster, by the Prometheus operator's convention
     "www.apache.org",
 }
 # Folders of one machine or one person; a place for the user's own files is written ~, $HOME or FOLDER.
