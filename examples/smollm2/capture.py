@@ -24,12 +24,22 @@ class Captured:
         self.soft_ids = np.zeros((length, SOFT_CANDIDATES), np.uint32 if wide_ids else np.uint16)
         self.soft_chances = np.zeros((length, SOFT_CANDIDATES), np.float16)
 
+    def cut(self, length: int) -> Captured:
+        """Keep the first `length` rows and the memory that they need."""
+        for name in ("taps", "soft_ids", "soft_chances"):
+            setattr(self, name, getattr(self, name)[:length].copy())
+        return self
+
 
 def top_candidates(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """logits [..., V] -> ids and probabilities at T=1, both [..., 16]."""
-    top = logits.topk(SOFT_CANDIDATES, dim=-1)
-    chances = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
-    return top.indices.cpu().numpy(), chances.cpu().numpy()
+    scores, ids = logits.topk(SOFT_CANDIDATES, dim=-1)
+    return ids.cpu().numpy(), chances_of(logits, scores).cpu().numpy()
+
+
+def chances_of(logits: Tensor, scores: Tensor) -> Tensor:
+    """Probabilities at T=1 of the top `scores` of logits [..., V], float32."""
+    return (scores.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
 
 
 def bf16_bits(rows: Tensor) -> np.ndarray:
@@ -46,6 +56,7 @@ class Capture:
         self.taps = taps
         self.kept: dict[int, Tensor] = {}
         self.requests: dict[str, Captured] = {}
+        self.top: Any = None
         model = self.runner.model
         for tap in taps:
             model.model.layers[tap].register_forward_hook(
@@ -59,6 +70,22 @@ class Capture:
             return logits
 
         model.compute_logits = watched
+        self.runner.sampler = self.sample
+
+    def sample(self, logits: Tensor, sampling_metadata: Any, **_: Any) -> Any:
+        """In place of vLLM's sampler: the best token, or one of the top 16 at the request's temperature.
+
+        A draw from the whole vocabulary would take more of a CPU's time than the target's forward.
+        """
+        from vllm.v1.outputs import SamplerOutput
+
+        scores, ids = self.top.values.float(), self.top.indices
+        chosen = ids[:, :1]
+        if not sampling_metadata.all_greedy:
+            temperature = sampling_metadata.temperature[:, None]
+            chances = (scores / temperature.clamp(min=1e-3)).softmax(-1)
+            chosen = torch.where(temperature > 1e-3, ids.gather(-1, chances.multinomial(1)), chosen)
+        return SamplerOutput(sampled_token_ids=chosen.to(torch.int32), logprobs_tensors=None)
 
     def rows(self) -> list[tuple[Captured, int, int]]:
         """(request, first row, last row + 1) of this step's batch."""
@@ -87,16 +114,17 @@ class Capture:
             request.taps[positions[first:end]] = bits[first:end]
 
     def store_candidates(self, logits: Tensor) -> None:
+        self.top = logits.topk(SOFT_CANDIDATES, dim=-1)
         batch = self.rows()
         if len(batch) != len(logits):
             return
-        ids, chances = top_candidates(logits)
+        ids, chances = self.top.indices.cpu().numpy(), chances_of(logits, self.top.values).cpu().numpy()
         positions = self.runner.positions.cpu().numpy()
         for row, (request, _, end) in enumerate(batch):
             request.soft_ids[positions[end - 1]] = ids[row]
             request.soft_chances[positions[end - 1]] = chances[row]
 
-    def take(self, request_id: str) -> Captured:
-        """What the request with vLLM's public id left; inside the engine an id carries a suffix."""
+    def take(self, request_id: str, length: int) -> Captured:
+        """What the request with vLLM's public id left, `length` rows; inside the engine an id carries a suffix."""
         name = next(name for name in self.requests if name.rsplit("-", 1)[0] == request_id)
-        return self.requests.pop(name)
+        return self.requests.pop(name).cut(length)

@@ -54,12 +54,16 @@ class Batch:
         return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
-def load_sequences(folder: Path, shortest: int = 12) -> list[Sequence]:
+def shards_with_features(folders: list[Path]) -> list[Path]:
+    """The .taps files of all complete shards."""
+    found = [path for folder in folders for path in sorted(folder.glob("shard-?????.taps"))]
+    return [path for path in found if path.with_suffix(".npz").exists()]
+
+
+def load_sequences(folders: list[Path], shortest: int = 12) -> list[Sequence]:
     """Sequences of all shards with features, whose continuation has at least `shortest` tokens."""
     sequences = []
-    for done in sorted(folder.glob("shard-?????.taps")):
-        if not done.with_suffix(".npz").exists():
-            continue
+    for done in shards_with_features(folders):
         shard, soft = np.load(done.with_suffix(".npz")), np.load(done.with_suffix(".soft.npz"))
         taps = np.load(done, mmap_mode="r")
         tokens, ids, chances = shard["tokens"], soft["ids"], soft["chances"]
@@ -80,17 +84,40 @@ def load_sequences(folder: Path, shortest: int = 12) -> list[Sequence]:
                     )
                 )
     if not sequences:
-        raise ValueError(f"{folder} holds no shard with features; run generate.py, then features.py.")
+        names = " and ".join(str(folder) for folder in folders)
+        raise ValueError(f"no shard with features in {names}; run generate.py, or features.py after --tokens-only.")
     return sequences
 
 
-def cut_vocabulary(sequences: list[Sequence], vocabulary: int) -> Tensor:
-    """Sorted ids of the tokens that the data shows, or that the target ranks among its first four."""
-    seen = np.zeros(vocabulary, bool)
+class Data:
+    """The sequences of some folders, which may still be growing."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders = folders
+        self.shards: list[Path] = []
+        self.sequences: list[Sequence] = []
+        if not self.refresh():
+            load_sequences(folders)
+
+    def refresh(self) -> bool:
+        """Whether there are new shards; if so `sequences` has been read anew."""
+        shards = shards_with_features(self.folders)
+        if shards == self.shards:
+            return False
+        self.shards, self.sequences = shards, load_sequences(self.folders)
+        made = sum(len(sequence.tokens) - sequence.prompt_length for sequence in self.sequences)
+        print(f"data: {len(self.sequences)} sequences, {made} tokens of the target", flush=True)
+        return True
+
+
+def frequent_tokens(sequences: list[Sequence], vocabulary: int, most: int) -> Tensor:
+    """Sorted ids of the tokens that the data shows or the target ranks among its first four, the `most` frequent."""
+    counts = np.zeros(vocabulary, np.int64)
     for sequence in sequences:
-        seen[sequence.tokens] = True
-        seen[sequence.soft_ids[sequence.prompt_length - 1 :, :4]] = True
-    return torch.from_numpy(np.flatnonzero(seen))
+        counts += np.bincount(sequence.tokens, minlength=vocabulary)
+        counts[np.unique(sequence.soft_ids[sequence.prompt_length - 1 :, :4])] += 1
+    order = np.argsort(-counts, kind="stable")[:most]
+    return torch.from_numpy(np.sort(order[counts[order] > 0]))
 
 
 def collate(sequences: list[Sequence], anchors: list[np.ndarray], slots: int) -> Batch:
@@ -116,9 +143,13 @@ def collate(sequences: list[Sequence], anchors: list[np.ndarray], slots: int) ->
 
 
 def batches(
-    sequences: list[Sequence], count: int, blocks: int, slots: int, rng: np.random.Generator
+    sequences: list[Sequence], count: int, blocks: int, slots: int, rng: np.random.Generator, short: float = 0.0
 ) -> Iterator[Batch]:
-    """Endless batches of `count` sequences with `blocks` anchors each, lengths alike, order by `rng`."""
+    """Endless batches of `count` sequences with `blocks` anchors each, lengths alike, order by `rng`.
+
+    A share `short` of them has half as many slots and twice as many blocks: early slots matter most, and
+    a server may draft fewer tokens than the drafter's most.
+    """
     while True:
         order = rng.permutation(len(sequences))
         for pool in np.array_split(order, max(1, len(order) // (count * 16))):
@@ -126,14 +157,16 @@ def batches(
             groups = [alike[i : i + count] for i in range(0, len(alike), count)]
             for g in rng.permutation(len(groups)):
                 chosen = [sequences[i] for i in groups[g]]
+                halve = short > 0 and rng.random() < short
+                wanted = 2 * blocks if halve else blocks
                 anchors = [
                     np.sort(
                         rng.choice(
                             np.arange(s.first_anchor, len(s.tokens) - 1),
-                            blocks,
-                            replace=len(s.tokens) - 1 - s.first_anchor < blocks,
+                            wanted,
+                            replace=len(s.tokens) - 1 - s.first_anchor < wanted,
                         )
                     )
                     for s in chosen
                 ]
-                yield collate(chosen, anchors, slots)
+                yield collate(chosen, anchors, slots // 2 if halve else slots)

@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     embeddings = target.get_input_embeddings().weight.detach()
     head = target.get_output_embeddings().weight.detach()
     replay = Replay(embeddings, head, torch.arange(len(head)))
-    sequences = [sequence for sequence in load_sequences(arguments.tokens) if sequence.temperature == 0]
+    sequences = [sequence for sequence in load_sequences([arguments.tokens]) if sequence.temperature == 0]
     lengths = replay.acceptance_length(drafter, sequences)
     print(json.dumps({kind: round(length, 3) for kind, length in lengths.items()}))
 

@@ -63,7 +63,7 @@ class Recipe:
         return out
 
     def held_out(self) -> list[Sequence]:
-        return [s for s in load_sequences(self.folder / "held-out") if s.temperature == 0][:6]
+        return [s for s in load_sequences([self.folder / "held-out"]) if s.temperature == 0][:6]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_features_of_the_generation_are_a_second_forward(recipe: Recipe, tmp_pat
     """What capture.py keeps inside vLLM against transformers; each runs in bf16, so rows differ by its rounding."""
     shutil.copy(recipe.folder / "held-out" / "shard-00003.npz", tmp_path)
     features.main(["--target", str(recipe.target), "--tokens", str(tmp_path), "--taps", *TAPS])
-    (captured, again) = (load_sequences(folder) for folder in (recipe.folder / "held-out", tmp_path))
+    (captured, again) = (load_sequences([folder]) for folder in (recipe.folder / "held-out", tmp_path))
     agreed = []
     for one, other in zip(captured, again, strict=True):
         run = slice(0, len(one.tokens) - 1)
@@ -169,6 +169,15 @@ def test_training_goes_on_where_it_stopped(recipe: Recipe) -> None:
     recipe.train("resumed", "--steps", "40")
     recipe.train("resumed", "--steps", "80")
     assert [record["step"] for record in recipe.log("resumed")] == [40, 80]
+
+
+def test_dflash_starts_dflash2(recipe: Recipe) -> None:
+    """Its first step, at no learning rate, stands where the DFlash run ended."""
+    warm = str(recipe.folder / "dflash" / "best.pt")
+    recipe.train("warmed", "--method", "dflash2", "--warm", warm, "--steps", "1", "--rate", "0")
+    one, other = (load_exported(recipe.exported(name)) for name in ("warmed", "dflash"))
+    assert one.shape.is_dflash2 and torch.equal(one.fc.weight, other.fc.weight)
+    assert torch.equal(one.layers[0].mlp_conv.base_kernel[:, 0], torch.ones(2, one.shape.hidden))
 
 
 @pytest.mark.parametrize("method", ["dflash", "dflash2"])

@@ -4,18 +4,19 @@
 import json
 import sysconfig
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from examples.smollm2.data import Sequence, batches
+from examples.smollm2.data import Sequence, batches, frequent_tokens
 from examples.smollm2.export import published
 from examples.smollm2.features import tapped
 from examples.smollm2.model import Drafter, Shape, block_ids, unit_scaled
 from examples.smollm2.prompts import make_prompts
-from examples.smollm2.train import HeadLoss, Loss
+from examples.smollm2.train import HeadLoss, Loss, schedule
 from tests.reference.config import read_config
 from tests.reference.dflash import ReferenceDrafter
 from tests.reference.target import ReferenceTarget
@@ -164,6 +165,34 @@ def test_labels_stand_behind_their_anchor() -> None:
     for row, length in enumerate(sorted(lengths, reverse=bool(batch.labels[0].max() > 34))):
         assert torch.equal(inside[row], expected[row] < length + 10)
         assert batch.anchors[row].min() >= {30: 4, 25: 8}[length]
+
+
+def test_short_batches_have_half_the_slots_in_twice_the_blocks() -> None:
+    feed = batches([ramp(30, 4), ramp(25, 8)], 2, 6, 7, np.random.default_rng(0), short=0.5)
+    assert {tuple(next(feed).labels.shape) for _ in range(20)} == {(2, 6, 7), (2, 12, 3)}
+
+
+def test_the_cut_head_holds_every_label() -> None:
+    loss_of = Loss(torch.randn(128, 64), torch.randn(128, 64), torch.tensor([3, 5]), decay=4.0, soft=0.5, random=10)
+    labels = torch.tensor([[120, -1], [7, 3]])
+    loss_of.cut(labels)
+    assert {3, 5, 7, 120} <= set(loss_of.ids.tolist()) and len(loss_of.ids) <= 14
+    assert torch.equal(loss_of.ids[loss_of.place[loss_of.ids]], loss_of.ids)
+    assert torch.equal(loss_of.head, loss_of.whole_head[loss_of.ids])
+
+
+def test_frequent_tokens_are_the_most_frequent() -> None:
+    sequence = ramp(30, 4)
+    sequence.tokens = np.array([1] * 10 + [7] * 12 + [5] * 8)
+    sequence.soft_ids = np.full((30, 16), 40)
+    assert frequent_tokens([sequence], 128, 2).tolist() == [1, 7]
+    assert frequent_tokens([sequence], 128, 128).tolist() == [1, 5, 7, 40]
+
+
+def test_schedule_warms_up_stays_and_falls_to_nothing() -> None:
+    factors = [schedule(step, 100, 10, 0.3) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1) and factors[9:71] == [1.0] * 62
+    assert all(later < earlier for earlier, later in pairwise(factors[70:])) and factors[100] == 0
 
 
 def test_loss_reaches_every_parameter() -> None:
