@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's options: what stands under "dflash" in --additional-config."""
+"""The user's options: the server's, under "dflash" in --additional-config, and a request's, in its extra_args."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+KEY = "dflash"
 
 
 class ServerOptions(BaseModel):
@@ -16,6 +20,30 @@ class ServerOptions(BaseModel):
     """A JSON file of target/draft pairs, read before the built-in catalogue."""
 
 
+class RequestOptions(BaseModel):
+    """Options of one request, from `SamplingParams.extra_args` or, over HTTP, `vllm_xargs`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    max_draft_tokens: int | None = Field(default=None, ge=0)
+    """At most so many drafts a step; 0 turns speculation off for the request, None leaves it to the server."""
+
+    workload: str | None = Field(default=None, min_length=1, max_length=64)
+    """A label for this kind of traffic, for the metrics."""
+
+
+class RequestOptionError(ValueError):
+    """A request's options are wrong. field: which, as the user wrote it. value: what was given."""
+
+    def __init__(self, message: str, field: str, value: Any) -> None:
+        super().__init__(message)
+        self.field = field
+        self.value = value
+
+
+NO_REQUEST_OPTIONS = RequestOptions()
+
+
 def server_options(additional_config: Any) -> ServerOptions:
     """The options in vLLM's `additional_config`; the defaults where it has none.
 
@@ -23,7 +51,7 @@ def server_options(additional_config: Any) -> ServerOptions:
     """
     if not isinstance(additional_config, dict):
         return ServerOptions()
-    given = additional_config.get("dflash", {})
+    given = additional_config.get(KEY, {})
     if not isinstance(given, dict):
         raise ValueError(
             f'"dflash" in --additional-config must be an object such as {{"catalog": "pairs.json"}}, it is {given!r}.'
@@ -33,8 +61,63 @@ def server_options(additional_config: Any) -> ServerOptions:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(sorted(ServerOptions.model_fields))
         raise ValueError(
             f'"dflash" in --additional-config: {field}: {first["msg"]} (given: {first["input"]!r}). '
-            f"Known options: {known}."
+            f"Known options: {_names(ServerOptions)}."
         ) from None
+
+
+def request_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
+    """The options in a request's `extra_args`; the defaults where it has none.
+
+    Three spellings, which may be mixed: {"dflash": {"max_draft_tokens": 3}}, the same object as a JSON string, and
+    flat keys {"dflash.max_draft_tokens": 3}. Raises RequestOptionError, a sentence that names the field.
+    """
+    if not extra_args:
+        return NO_REQUEST_OPTIONS
+    # Where each option was written, for the message.
+    spelled: dict[str, str] = {}
+    given: dict[str, Any] = {}
+    if KEY in extra_args:
+        for name, value in _object(extra_args[KEY]).items():
+            given[name], spelled[name] = value, f"{KEY}.{name}"
+    for key, value in extra_args.items():
+        if not key.startswith(f"{KEY}."):
+            continue
+        name = key.removeprefix(f"{KEY}.")
+        if name in given and given[name] != value:
+            raise RequestOptionError(f"{key} is given twice, as {given[name]!r} and as {value!r}.", key, value)
+        given[name], spelled[name] = value, key
+    if not given:
+        return NO_REQUEST_OPTIONS
+    try:
+        return RequestOptions(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        field = spelled.get(name, f"{KEY}.{name}")
+        raise RequestOptionError(
+            f"{field}: {first['msg']} (given: {given.get(name)!r}). Options of a request: {_names(RequestOptions)}.",
+            field,
+            given.get(name),
+        ) from None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    parsed = value
+    if isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = None
+    if not isinstance(parsed, dict):
+        raise RequestOptionError(
+            f'{KEY}: must be an object such as {{"max_draft_tokens": 3}}, or that as a JSON string (given: {value!r}).',
+            KEY,
+            value,
+        )
+    return parsed
+
+
+def _names(options: type[BaseModel]) -> str:
+    return ", ".join(sorted(options.model_fields))

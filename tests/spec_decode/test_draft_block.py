@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DraftBlock: what is found again after the batch was reordered, cut or left out of a step."""
 
+from dataclasses import replace
+
 import torch
 
 from vllm_dflash.spec_decode import DraftBlock
@@ -46,6 +48,14 @@ def test_a_request_left_out_of_a_step_keeps_its_drafts_and_their_q() -> None:
     ids, logits = joined.q(torch.tensor([3, 4, 50]), torch.tensor(flat))
     assert ids[:, 0].tolist() == [3, 4, 50]
     assert torch.equal(logits[:2, 0], torch.tensor([0.3, 0.4]))
+
+
+def test_planned_lengths_follow_their_requests() -> None:
+    short = replace(block(["a", "b", "c"]), planned=[1, 2, 0])
+    assert [short.planned_for(r) for r in "abc"] == [1, 2, 0]
+    waiting = short.without({"a"}, alive={"a", "b", "c"})
+    joined = block(["a"]).with_rows(waiting)
+    assert [joined.planned_for(r) for r in "abc"] == [K, 2, 0]
 
 
 def test_nothing_is_kept_of_finished_requests() -> None:

@@ -2,6 +2,7 @@
 """SpecDecodeWorker over a drafter of a few lines, with no engine: block inputs, limits, one forward, losslessness."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,11 +78,44 @@ def test_drafts_at_the_limit_are_no_drafts() -> None:
     assert (block.token_ids >= 0).tolist() == [[True, False, False]]
 
 
+def test_a_planned_length_changes_no_draft_and_no_neighbour() -> None:
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    whole = worker.draft(anchors(4, 1.0), hidden_of).token_ids
+    block = worker.draft(replace(anchors(4, 1.0), lengths=[K, 1, 0, 2]), hidden_of)
+    past = torch.arange(K) >= torch.tensor([K, 1, 0, 2]).unsqueeze(1)
+    assert torch.equal(block.token_ids, whole.masked_fill(past, -1))
+
+
+def test_a_planned_length_gives_a_bonus_token_and_the_targets_distribution() -> None:
+    """One draft each, decided beforehand: first and second token of 40,000 requests against the target's rows.
+
+    The target makes the second token depend on nothing, so that it must be distributed as its row says.
+    """
+    count = 40_000
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+    a = replace(anchors(count, 1.0), lengths=[1] * count)
+    drafted = worker.draft(a, hidden_of)
+    target = torch.randn(2, V, generator=torch.Generator().manual_seed(1)) * 1.5
+    inputs = VerifyInputs(
+        a.request_ids, [1] * count, target, torch.zeros(count).long(), torch.ones(count).long(),
+        drafted.token_ids[:, 0].contiguous(), torch.arange(count + 1, dtype=torch.int32), a.temperature, a.seeds,
+        a.positions,
+    )  # fmt: skip
+    output, accepted = worker.verify(inputs)
+    assert output.shape == (count, 2)
+    both = output[accepted == 1]
+    assert (both >= 0).all() and 0 < len(both) < count
+    for tokens, row in ((output[:, 0], target[0]), (both[:, 1], target[1])):
+        seen = Counter(tokens.tolist())
+        expected = torch.softmax(row.double(), 0) * len(tokens)
+        assert chisquare([seen.get(t, 0) for t in range(V)], expected.numpy()).pvalue > 1e-3
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
 def test_drafts_depend_on_the_request_alone_and_not_on_its_row(temperature: float) -> None:
     worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
     all_of_them = worker.draft(anchors(4, temperature), hidden_of).token_ids
-    some = anchors(4, temperature).select(["r2", "r0"], torch.tensor([2, 0]))
+    some = anchors(4, temperature).select([2, 0], torch.tensor([2, 0]))
     assert torch.equal(worker.draft(some, hidden_of).token_ids, all_of_them[[2, 0]])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vllm_dflash.engine import seams
+from vllm_dflash.engine import http_requests, seams
 from vllm_dflash.engine.seams import Seam
 
 _stock: dict[Seam, Any] = {}
@@ -60,6 +60,7 @@ def deactivate() -> None:
     """
     from vllm import ModelRegistry
 
+    http_requests.narrow()
     for seam in [seam for seam in _stock if seam.stage != "always"]:
         owner, name = seams.owner_of(seam)
         setattr(owner, name, _stock.pop(seam))

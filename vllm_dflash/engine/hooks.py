@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.engine import activation
+from vllm_dflash.engine import activation, http_requests
 from vllm_dflash.engine.seams import ARCHITECTURES
 
 
@@ -33,6 +33,7 @@ def create_speculative_config(stock: Callable[..., Any]) -> Callable[..., Any]:
             activation.deactivate()
             return stock(self, target_model_config, target_parallel_config)
         activation.activate("config")
+        http_requests.widen()
         self.speculative_config = configuration.with_defaults(request, draft)
         built = stock(self, target_model_config, target_parallel_config)
         configuration.complete(built, draft)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_dflash.engine import http_requests
 from vllm_dflash.engine.versions import SUPPORTED
 
 
@@ -65,6 +66,18 @@ SEAMS = (
         "hooks:v1_unsupported_features",
         "config",
         "stock refuses DFlash 2 and mixed windows on V1; the package serves both there",
+    ),
+    Seam(
+        "vllm.sampling_params",
+        "SamplingParams._validate_spec_decode",
+        ("self", "speculative_config"),
+        "requests:validate_spec_decode",
+        "config",
+        "refuses a bad request option in the front end, before the request reaches the engine",
+    ),
+    *(
+        Seam(module, f"{name}.{http_requests.FIELD}", None, None, "config", "takes an object over HTTP too")
+        for module, name in http_requests.REQUESTS
     ),
     Seam(
         RUNNER,
@@ -285,7 +298,7 @@ def _problem(seam: Seam, tree: ast.Module | None) -> str | None:
 
 
 def _member(node: ast.AST | None, name: str) -> ast.AST | None:
-    """A class, function, assignment or import of that name directly in a module's or class's body."""
+    """A class, function, annotated name or import of that name directly in a module's or class's body."""
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name == name:
             return child
@@ -293,6 +306,8 @@ def _member(node: ast.AST | None, name: str) -> ast.AST | None:
             for alias in child.names:
                 if (alias.asname or alias.name) == name:
                     return child
+        if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name) and child.target.id == name:
+            return child
     return None
 
 

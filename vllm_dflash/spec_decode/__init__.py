@@ -2,9 +2,20 @@
 """One speculative step over a batch, with no engine in sight."""
 
 from vllm_dflash.spec_decode.draft_block import DraftBlock
+from vllm_dflash.spec_decode.draft_plan import DraftPlan
 from vllm_dflash.spec_decode.outcome import StepOutcome
 from vllm_dflash.spec_decode.timing import StageClock, Timing
 from vllm_dflash.spec_decode.verification import VerifyInputs, verify
 from vllm_dflash.spec_decode.worker import Anchors, SpecDecodeWorker
 
-__all__ = ["Anchors", "DraftBlock", "SpecDecodeWorker", "StageClock", "StepOutcome", "Timing", "VerifyInputs", "verify"]
+__all__ = [
+    "Anchors",
+    "DraftBlock",
+    "DraftPlan",
+    "SpecDecodeWorker",
+    "StageClock",
+    "StepOutcome",
+    "Timing",
+    "VerifyInputs",
+    "verify",
+]

@@ -16,12 +16,14 @@ class DraftBlock:
     token_ids: [B, K] int64, -1 where there is no draft.
     candidate_ids: [B, K, C] int64 and candidate_logits: [B, K, C] fp32, unnormalised log q, already over T where
     T > 0. None when the drafts were not sampled: q is then one-hot.
+    planned: B numbers of drafts, as decided before they were drawn; None: K each.
     """
 
     request_ids: Sequence[str]
     token_ids: torch.Tensor
     candidate_ids: torch.Tensor | None = None
     candidate_logits: torch.Tensor | None = None
+    planned: Sequence[int] | None = None
 
     @property
     def width(self) -> int:
@@ -39,6 +41,7 @@ class DraftBlock:
             self.token_ids[at],
             None if self.candidate_ids is None else self.candidate_ids[at],
             None if self.candidate_logits is None else self.candidate_logits[at],
+            None if self.planned is None else [self.planned[r] for r in rows],
         )
 
     def with_rows(self, other: "DraftBlock | None") -> "DraftBlock":
@@ -53,7 +56,12 @@ class DraftBlock:
                 torch.cat([self.candidate_logits, other.candidate_logits]),
             ]
         tokens = torch.cat([self.token_ids, other.token_ids])
-        return DraftBlock([*self.request_ids, *other.request_ids], tokens, *sparse)
+        planned = [block.planned_for(i) for block in (self, other) for i in block.request_ids]
+        return DraftBlock([*self.request_ids, *other.request_ids], tokens, sparse[0], sparse[1], planned)
+
+    def planned_for(self, request_id: str) -> int:
+        """How many drafts a request of this block was to get, before any was drawn."""
+        return self.width if self.planned is None else self.planned[self._row_of[request_id]]
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._row_of

@@ -93,12 +93,12 @@ def _with_cut_drafts(inputs: VerifyInputs, block: DraftBlock) -> VerifyInputs:
 
     The engine hands back fewer drafts than were drawn when a grammar forbids one. Whether a sampled draft was cut
     depends on the token itself, so a bonus drawn from p there would be biased; accepting or recovering that draft by
-    its own q is exact, whatever the reason of the cut was.
+    its own q is exact, whatever the reason of the cut was. A block that was planned shorter was not cut.
     """
     if block.candidate_ids is None:
         return inputs
     cut = [
-        count < block.width and request_id in block
+        request_id in block and count < block.planned_for(request_id)
         for request_id, count in zip(inputs.request_ids, inputs.counts, strict=True)
     ]
     if not any(cut):

@@ -41,6 +41,7 @@ class Anchors:
 
     token_ids, positions: [B] int64 (position = number of context tokens). temperature: [B] fp32, 0 is greedy.
     seeds: [B] int64. limit: the first position that a draft may not take, e.g. the longest sequence.
+    lengths: B numbers of drafts, decided before they are drawn; None: K each.
     """
 
     request_ids: Sequence[str]
@@ -49,16 +50,18 @@ class Anchors:
     temperature: torch.Tensor
     seeds: torch.Tensor
     limit: int
+    lengths: Sequence[int] | None = None
 
-    def select(self, request_ids: Sequence[str], rows: torch.Tensor) -> "Anchors":
-        """The anchors of some rows [b] int64, whose ids are request_ids."""
+    def select(self, rows: Sequence[int], at: torch.Tensor) -> "Anchors":
+        """The anchors of some rows; at [b] int64 are the same on the device."""
         return Anchors(
-            request_ids,
-            self.token_ids[rows],
-            self.positions[rows],
-            self.temperature[rows],
-            self.seeds[rows],
+            [self.request_ids[row] for row in rows],
+            self.token_ids[at],
+            self.positions[at],
+            self.temperature[at],
+            self.seeds[at],
             self.limit,
+            None if self.lengths is None else [self.lengths[row] for row in rows],
         )
 
 
@@ -163,7 +166,7 @@ class SpecDecodeWorker:
         """One batched forward and the path through its candidates: the block of these requests, kept for `verify`.
 
         forward: (input_ids, positions) [B * (1 + K)] -> final-normed hidden [B * (1 + K), H], in the engine's
-        attention context. Drafts at or past `anchors.limit` are -1.
+        attention context. Drafts at or past `anchors.limit`, and past a request's length, are -1.
         """
         count = anchors.token_ids.shape[0]
         with self.clock.stage("draft", rows=count * (1 + self.drafts)):
@@ -191,8 +194,17 @@ class SpecDecodeWorker:
         token_ids = token_ids.masked_fill(out_of_range, -1)
         if self.observers:
             self._readback.read(out_of_range[:, 0].sum(), lambda count: self.tally.skip("range", count))
-        sparse = (ids.view(count, self.drafts, -1), scores) if self.probabilistic else (None, None)
-        drafted = DraftBlock(list(anchors.request_ids), token_ids, *sparse)
+        if anchors.lengths is not None and min(anchors.lengths) < self.drafts:
+            lengths = torch.tensor(anchors.lengths).to(token_ids.device, non_blocking=True)
+            slots_after = torch.arange(self.drafts, device=token_ids.device) >= lengths.unsqueeze(1)
+            token_ids = token_ids.masked_fill(slots_after, -1)
+        drafted = DraftBlock(
+            list(anchors.request_ids),
+            token_ids,
+            ids.view(count, self.drafts, -1) if self.probabilistic else None,
+            scores if self.probabilistic else None,
+            anchors.lengths,
+        )
         self.block = drafted.with_rows(self.block)
         return drafted
 

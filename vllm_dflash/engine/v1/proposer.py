@@ -18,9 +18,10 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_dflash.drafter.model import DFlashDrafter
+from vllm_dflash.engine.requests import RequestTable
 from vllm_dflash.engine.seeds import request_seeds
 from vllm_dflash.engine.v1.attention import DraftAttentionGroups
-from vllm_dflash.spec_decode import Anchors, SpecDecodeWorker, VerifyInputs
+from vllm_dflash.spec_decode import Anchors, DraftPlan, SpecDecodeWorker, VerifyInputs
 
 logger = init_logger(__name__)
 
@@ -33,6 +34,7 @@ class Proposer(DFlashProposer):
 
     model: DFlashDrafter
     worker: SpecDecodeWorker
+    plan: DraftPlan
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any) -> None:
         super().__init__(vllm_config, device, runner)
@@ -41,6 +43,7 @@ class Proposer(DFlashProposer):
         # Stock sizes input_ids by max_num_batched_tokens; max_num_seqs * (1 + K) can be more (vllm#53970).
         # Not what vLLM made of it: 0.33 raises the derived one to the target's.
         self.users_limit = self.speculative_config.max_model_len or self.max_model_len
+        self.requests = RequestTable()
         self.input_ids = torch.zeros(rows, dtype=torch.int32, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
 
@@ -121,6 +124,7 @@ class Proposer(DFlashProposer):
         cad = common_attn_metadata
         request_ids = self.runner.input_batch.req_ids
         self.worker.forget(set(request_ids), self.runner.requests)
+        self.requests.forget(self.runner.requests)
         positions = target_positions if target_positions.dim() == 1 else target_positions[0]
         context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
         context_lens = context_lens.to(torch.int64)
@@ -128,10 +132,13 @@ class Proposer(DFlashProposer):
 
         self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
         drafts = next_token_ids.new_full((len(request_ids), self.worker.drafts), -1, dtype=torch.int64)
-        rows = self._rows_to_draft(len(request_ids))
-        if rows is not None:
-            self.worker.tally.skip("prompt", len(request_ids) - rows.size)
-        if num_speculative_tokens == 0 or (rows is not None and rows.size == 0):
+        self.plan = self._plan(request_ids, num_speculative_tokens)
+        for reason, count in self.plan.skipped.items():
+            self.worker.tally.skip(reason, count)
+        rows = self.plan.rows
+        # Data-parallel ranks run their forwards in step, so there every rank drafts for all.
+        in_step = self.vllm_config.parallel_config.data_parallel_size > 1
+        if num_speculative_tokens == 0 or not (rows or in_step):
             return self._hand_over(drafts[:, :num_speculative_tokens])
 
         seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
@@ -143,27 +150,31 @@ class Proposer(DFlashProposer):
             torch.zeros(len(request_ids), device=self.device) if temperature is None else temperature,
             seeds.to(self.device, non_blocking=True),
             self.limit,
+            self.plan.lengths,
         )
-        if rows is not None:
-            at = torch.from_numpy(rows).to(self.device, non_blocking=True)
-            anchors = anchors.select([request_ids[row] for row in rows], at)
+        everyone = in_step or len(rows) == len(request_ids)
+        if not everyone:
+            at = torch.tensor(rows).to(self.device, non_blocking=True)
+            anchors = anchors.select(rows, at)
             tables = [table[at] for table in tables]
-        block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad, rows))
-        if rows is None:
+        block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad, None if everyone else rows))
+        if everyone:
             drafts = block.token_ids
         else:
             drafts[at] = block.token_ids
         return self._hand_over(drafts[:, :num_speculative_tokens])
 
-    def _rows_to_draft(self, count: int) -> np.ndarray | None:
-        """Rows whose token was sampled; the others are in the midst of their prompt. None: all of them.
-
-        Data-parallel ranks run their forwards in step, so there every rank drafts for all.
-        """
-        unfinished = self.runner.discard_request_mask.np[:count]
-        if not unfinished.any() or self.vllm_config.parallel_config.data_parallel_size > 1:
-            return None
-        return np.flatnonzero(~unfinished)
+    def _plan(self, request_ids: list[str], drafts: int) -> DraftPlan:
+        """How many drafts each request gets in this step: at most `drafts`, which the engine asks for."""
+        plan = DraftPlan(len(request_ids), drafts)
+        # Rows without a sampled token are in the midst of their prompt.
+        for row in np.flatnonzero(self.runner.discard_request_mask.np[: len(request_ids)]).tolist():
+            plan.cap(row, 0, "prompt")
+        for row, request_id in enumerate(request_ids):
+            options = self.requests.options(request_id, self.runner.requests[request_id].sampling_params)
+            if options.max_draft_tokens is not None:
+                plan.cap(row, options.max_draft_tokens, "request")
+        return plan
 
     def _inject(
         self,
@@ -188,12 +199,12 @@ class Proposer(DFlashProposer):
             self.attention.write_context(keys, values, positions, request_of, valid, tables)
 
     def _block_forward(
-        self, anchors: Anchors, tables: list[torch.Tensor], cad: CommonAttentionMetadata, rows: np.ndarray | None
+        self, anchors: Anchors, tables: list[torch.Tensor], cad: CommonAttentionMetadata, rows: list[int] | None
     ) -> Any:
         """The drafter's forward in the attention context of these anchors, the `rows` of the batch of `cad`."""
         bound = cad.seq_lens_cpu_upper_bound
         if bound is not None and rows is not None:
-            bound = bound[torch.from_numpy(rows)]
+            bound = bound[rows]
 
         def forward(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             count = input_ids.shape[0]

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many drafts each request of a step gets, decided before anything is drawn."""
+
+from collections import Counter
+
+
+class DraftPlan:
+    """Starts with K drafts for each of `count` requests; whoever knows a reason for fewer caps a row.
+
+    A length that is decided before the drafts are drawn cannot depend on them, so that the row after the last one may
+    give a bonus token: the output's distribution stays the target's.
+    """
+
+    def __init__(self, count: int, drafts: int) -> None:
+        self.drafts = drafts
+        self.lengths = [drafts] * count
+        self._reasons: dict[int, str] = {}
+
+    def cap(self, row: int, length: int, reason: str) -> None:
+        """At most `length` drafts for a row. The first reason that leaves none is the one that is counted."""
+        self.lengths[row] = min(self.lengths[row], max(length, 0))
+        if not self.lengths[row]:
+            self._reasons.setdefault(row, reason)
+
+    def cap_all(self, length: int, reason: str) -> None:
+        for row in range(len(self.lengths)):
+            self.cap(row, length, reason)
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows that get drafts."""
+        return [row for row, length in enumerate(self.lengths) if length]
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Rows that get none, by reason."""
+        return dict(Counter(self._reasons.values()))
