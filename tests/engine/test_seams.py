@@ -86,7 +86,7 @@ def test_nothing_is_applied_when_one_seam_does_not_hold(monkeypatch: pytest.Monk
     monkeypatch.setattr(seams.check, "__defaults__", ((*SEAMS, broken),))
     monkeypatch.setattr(activation, "_checked", False)
     with pytest.raises(SeamError, match=r"VllmConfig\.no_such_method: no_such_method is missing"):
-        activation.activate("worker")
+        activation.activate("worker", "v1")
     assert held() == before
 
 
@@ -97,9 +97,12 @@ def test_only_two_pass_through_hooks_stand_until_a_dflash_configuration_is_seen(
     hooked = {seam for seam, value in stock.items() if is_ours(value)}
     assert {str(seam) for seam in hooked} == {str(s) for s in SEAMS if s.stage == "always"}
 
-    activation.activate("worker")
-    active = held()
-    assert all(active[seam] is not stock[seam] for seam in active if seam.stage != "always")
+    for runner, other in (("v1", "v2"), ("v2", "v1")):
+        activation.activate("worker", runner)
+        active = held()
+        for seam in active:
+            if seam.stage != "always":
+                assert (active[seam] is stock[seam]) == (seam.runner == other), f"{seam} for {runner}"
 
     activation.deactivate()
     assert held() == stock
@@ -112,7 +115,7 @@ def test_architectures_are_ours_only_while_active() -> None:
     stock = {name: ModelRegistry.models[name] for name in seams.ARCHITECTURES}
     activation.activate("config")
     assert {name: ModelRegistry.models[name] for name in seams.ARCHITECTURES} == stock
-    activation.activate("worker")
+    activation.activate("worker", "v1")
     assert all("vllm_dflash" in str(ModelRegistry.models[name].module_name) for name in seams.ARCHITECTURES)
     activation.deactivate()
     assert {name: ModelRegistry.models[name] for name in seams.ARCHITECTURES} == stock

@@ -37,16 +37,20 @@ class ContextProjection:
             if projections[0].bias is not None:
                 self.bias = torch.cat([p.bias.data[first.q_size :] for p in projections])
 
+    def folded(self, hidden_norm: torch.Tensor) -> torch.Tensor | None:
+        """The one weight with hidden_norm's folded in, for `ops.project_context_kv`; None where each layer has its own.
+
+        It takes the plain one's place: calls then go by each layer's own weights.
+        """
+        if self.weight is None:
+            return None
+        weight, self.weight = ops.fold_hidden_norm(self.weight, hidden_norm), None
+        return weight
+
     def __call__(self, features: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """features c [T, H], positions [T] int64 -> (K, V), each [L, T, nkv, hd] in c's dtype."""
-        rows = features.shape[0]
-        if self.weight is not None:
-            kv = F.linear(features, self.weight, self.bias).view(rows, *self.shape)
-        else:
-            one = (rows, *self.shape[1:])
-            kv = torch.stack([a.qkv_proj(features)[:, a.q_size :].reshape(one) for a in self.layers], dim=1)
         return ops.context_kv_rows(
-            kv,
+            self.project(features),
             self.k_norm,
             self.eps,
             positions,
@@ -54,3 +58,11 @@ class ContextProjection:
             self.rotary.is_neox_style,
             self.value_scale,
         )
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        """features c [T, H] -> kv [T, L, 2, nkv, hd], before k-norm, RoPE and value scale."""
+        rows = features.shape[0]
+        if self.weight is not None:
+            return F.linear(features, self.weight, self.bias).view(rows, *self.shape)
+        one = (rows, *self.shape[1:])
+        return torch.stack([a.qkv_proj(features)[:, a.q_size :].reshape(one) for a in self.layers], dim=1)

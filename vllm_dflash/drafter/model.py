@@ -154,18 +154,35 @@ class DFlashDrafter(nn.Module):
         """Full draft logits [rows, Vd]: vLLM asks every causal model for it; drafting uses `candidates`."""
         return self.logits_processor(self.lm_head, hidden)
 
+    def combine_hidden_states(self, taps: torch.Tensor) -> torch.Tensor:
+        """taps [T, F*Ht] -> W_fc . taps [T, H]; the name is the one that vLLM's V2 runner calls."""
+        return self.model.fc(taps) if self.draft_config.use_aux_hidden_state else taps
+
     def features(self, taps: torch.Tensor) -> torch.Tensor:
         """taps [T, F*Ht] -> c = RMSNorm_hidden_norm(W_fc . taps) [T, H]; computed once for all layers."""
-        if self.draft_config.use_aux_hidden_state:
-            taps = self.model.fc(taps)
-        return self.model.hidden_norm(taps)
+        return self.model.hidden_norm(self.combine_hidden_states(taps))
+
+    def context_projection(self) -> ContextProjection:
+        """Made when weights load, or here for weights that never were, as with --load-format dummy."""
+        if self.context is None:
+            self.context = ContextProjection(self.attention_layers())
+        return self.context
 
     def context_kv(self, taps: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """taps [T, F*Ht], positions [T] int64 -> context K, V of every layer, each [L, T, nkv, hd]."""
-        if self.context is None:
-            # Weights that were not loaded, as with --load-format dummy.
-            self.context = ContextProjection(self.attention_layers())
-        return self.context(self.features(taps), positions)
+        return self.context_projection()(self.features(taps), positions)
+
+    def precompute_and_store_context_kv(self, features: torch.Tensor, positions: torch.Tensor) -> None:
+        """What V2's memory profiling calls in place of a context write: features [T, H] after fc, nothing stored."""
+        self.context_projection()(self.model.hidden_norm(features), positions)
+
+    def get_draft_kv_cache_layer_names(self) -> list[str]:
+        """Names of the attention layers, in order, as V2 asks for them."""
+        return [layer.attn.layer_name for layer in self.attention_layers()]
+
+    def get_draft_attn_causal(self) -> list[bool]:
+        """Whether each layer's block is causal, in order."""
+        return [layer.causal for layer in self.attention_layers()]
 
     def candidates(self, hidden: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots' hidden [rows, H] -> the `count` best target ids [rows, count] int64 and their logits fp32.

@@ -21,8 +21,10 @@ def install() -> None:
     _apply("always")
 
 
-def activate(stage: str) -> None:
+def activate(stage: str, runner: str | None = None) -> None:
     """Make this process ready for a DFlash engine: stage "config" where it is configured, "worker" in workers too.
+
+    runner: "v1" or "v2", the model runner that a worker builds; the other one's seams stay as they are.
 
     Raises seams.SeamError, before anything is applied, if any seam of any stage does not hold.
     """
@@ -35,7 +37,8 @@ def activate(stage: str) -> None:
     _apply("config")
     if stage == "worker":
         _register_architectures()
-        _apply("worker")
+        _take_back(lambda seam: seam.runner not in (None, runner))
+        _apply("worker", runner)
 
 
 class Passport:
@@ -61,16 +64,20 @@ def deactivate() -> None:
     from vllm import ModelRegistry
 
     http_requests.narrow()
-    for seam in [seam for seam in _stock if seam.stage != "always"]:
-        owner, name = seams.owner_of(seam)
-        setattr(owner, name, _stock.pop(seam))
+    _take_back(lambda seam: seam.stage != "always")
     ModelRegistry.models.update(_stock_architectures)
     _stock_architectures.clear()
 
 
-def _apply(stage: str) -> None:
+def _take_back(chosen: Callable[[Seam], bool]) -> None:
+    for seam in [seam for seam in _stock if chosen(seam)]:
+        owner, name = seams.owner_of(seam)
+        setattr(owner, name, _stock.pop(seam))
+
+
+def _apply(stage: str, runner: str | None = None) -> None:
     for seam in seams.SEAMS:
-        if seam.stage != stage or seam.ours is None or seam in _stock:
+        if seam.stage != stage or seam.ours is None or seam in _stock or seam.runner not in (None, runner):
             continue
         owner, name = seams.owner_of(seam)
         stock = getattr(owner, name, None)

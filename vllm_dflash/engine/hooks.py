@@ -47,9 +47,8 @@ def init_device(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def wrapper(self: Any) -> Any:
         config = self.vllm_config
-        # The V2 runner has stock's own drafter and speculator, which belong together.
-        if is_ours(config.speculative_config) and not config.use_v2_model_runner:
-            activation.activate("worker")
+        if is_ours(config.speculative_config):
+            activation.activate("worker", runner="v2" if config.use_v2_model_runner else "v1")
         else:
             activation.deactivate()
         return stock(self)

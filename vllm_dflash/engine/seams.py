@@ -6,37 +6,17 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_dflash.engine import http_requests
+from vllm_dflash.engine.seam import Seam
+from vllm_dflash.engine.v2.seams import SEAMS as V2_SEAMS
 from vllm_dflash.engine.versions import SUPPORTED
 
 
 class SeamError(RuntimeError):
     """The installed vLLM does not look as the seams expect."""
-
-
-@dataclass(frozen=True)
-class Seam:
-    """One name in one module of vLLM.
-
-    parameters: those that the function (or the class's __init__) must take, in this order; extra ones may follow.
-    ours: what replaces it, "module:name" below vllm_dflash.engine: a class that derives from stock's, or a function
-    that makes ours from stock's. None where stock's is only used.
-    stage: "always" in every process, "config" where a DFlash configuration is built or used, "worker" in workers.
-    """
-
-    module: str
-    name: str
-    parameters: tuple[str, ...] | None
-    ours: str | None
-    stage: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.name}"
 
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -86,6 +66,7 @@ SEAMS = (
         "v1.proposer:Proposer",
         "worker",
         "the runner builds its drafter from this name and checks it against this name",
+        "v1",
     ),
     Seam(
         RUNNER,
@@ -94,6 +75,7 @@ SEAMS = (
         "v1.sampler:SparseRejectionSampler",
         "worker",
         "the runner builds its verifier from this name",
+        "v1",
     ),
     Seam(
         RUNNER,
@@ -102,6 +84,7 @@ SEAMS = (
         "v1.generators:sample",
         "worker",
         "a seeded request whose prompt comes in chunks ends stock's engine on a CPU",
+        "v1",
     ),
     Seam(
         RUNNER,
@@ -110,6 +93,7 @@ SEAMS = (
         "v1.steps:model_forward",
         "worker",
         "the target's forward is timed",
+        "v1",
     ),
     Seam(
         RUNNER,
@@ -118,6 +102,7 @@ SEAMS = (
         "v1.steps:sample_tokens",
         "worker",
         "the end of a step: observers are told what became of the drafts and how long the stages took",
+        "v1",
     ),
     Seam(
         RUNNER,
@@ -126,6 +111,7 @@ SEAMS = (
         "v1.generators:bookkeeping_sync",
         "worker",
         "the same",
+        "v1",
     ),
     Seam(
         "vllm.v1.spec_decode.dflash",
@@ -134,6 +120,7 @@ SEAMS = (
         None,
         "worker",
         "base class of the V1 proposer",
+        "v1",
     ),
     Seam(
         PROPOSER_BASE,
@@ -155,6 +142,7 @@ SEAMS = (
         None,
         "worker",
         "overridden: what the runner hands to a draft step",
+        "v1",
     ),
     Seam(
         PROPOSER_BASE,
@@ -163,6 +151,7 @@ SEAMS = (
         None,
         "worker",
         "pads the draft forward to a captured size and keeps data-parallel ranks in step",
+        "v1",
     ),
     Seam(
         PROPOSER_BASE,
@@ -171,6 +160,7 @@ SEAMS = (
         None,
         "worker",
         "loads the draft model and finds its attention layers",
+        "v1",
     ),
     Seam(
         PROPOSER_BASE,
@@ -179,6 +169,7 @@ SEAMS = (
         None,
         "worker",
         "overridden: shares the target's embeddings",
+        "v1",
     ),
     Seam(
         PROPOSER_BASE,
@@ -187,6 +178,7 @@ SEAMS = (
         None,
         "worker",
         "overridden: shares the target's lm_head",
+        "v1",
     ),
     Seam(
         PROPOSER_BASE,
@@ -195,6 +187,7 @@ SEAMS = (
         None,
         "worker",
         "overridden: draft layers may be in several KV cache groups",
+        "v1",
     ),
     Seam(
         "vllm.v1.sample.rejection_sampler",
@@ -203,6 +196,7 @@ SEAMS = (
         None,
         "worker",
         "overridden: verification with a sparse q",
+        "v1",
     ),
     Seam(
         "vllm.v1.sample.rejection_sampler",
@@ -211,6 +205,7 @@ SEAMS = (
         None,
         "worker",
         "penalties, masks and processors on the rows to verify",
+        "v1",
     ),
     Seam(
         "vllm.v1.sample.sampler",
@@ -219,6 +214,7 @@ SEAMS = (
         None,
         "worker",
         "penalties, masks and processors on the bonus rows",
+        "v1",
     ),
     Seam(
         "vllm.v1.sample.sampler",
@@ -227,6 +223,7 @@ SEAMS = (
         None,
         "worker",
         "temperature on the bonus rows",
+        "v1",
     ),
     Seam(
         "vllm.v1.sample.ops.topk_topp_sampler",
@@ -235,6 +232,7 @@ SEAMS = (
         None,
         "worker",
         "top-k and top-p on the bonus rows",
+        "v1",
     ),
     Seam(
         "vllm.v1.worker.utils",
@@ -252,6 +250,7 @@ SEAMS = (
         "worker",
         "candidates over a vocabulary that is split over ranks",
     ),
+    *V2_SEAMS,
 )
 
 # Draft architectures that the package serves, as vLLM's registry names them after its own renaming.

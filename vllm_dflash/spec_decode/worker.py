@@ -172,28 +172,10 @@ class SpecDecodeWorker:
         with self.clock.stage("draft", rows=count * (1 + self.drafts)):
             hidden = forward(*self.block_inputs(anchors))
         with self.clock.stage("select", rows=count * self.drafts):
-            return self._select(anchors, hidden)
-
-    def _select(self, anchors: Anchors, hidden: torch.Tensor) -> DraftBlock:
-        """hidden [B * (1 + K), H] -> the block of these requests, kept for `verify`."""
-        count = anchors.token_ids.shape[0]
-        slots = hidden.view(count, 1 + self.drafts, -1)[:, 1:]
-        ids, logits = self.drafter.candidates(slots.reshape(count * self.drafts, -1), self.candidates)
-        temperature = anchors.temperature if self.probabilistic else torch.zeros_like(anchors.temperature)
-        token_ids, scores = self.drafter.select(
-            slots,
-            ids.view(count, self.drafts, -1),
-            logits.view(count, self.drafts, -1),
-            anchors.token_ids,
-            temperature,
-            anchors.seeds,
-            anchors.positions,
-        )
-        positions = anchors.positions.unsqueeze(1) + torch.arange(1, 1 + self.drafts, device=token_ids.device)
-        out_of_range = positions >= anchors.limit
-        token_ids = token_ids.masked_fill(out_of_range, -1)
+            token_ids, ids, scores = self.path(hidden.view(count, 1 + self.drafts, -1), anchors)
         if self.observers:
-            self._readback.read(out_of_range[:, 0].sum(), lambda count: self.tally.skip("range", count))
+            out_of_range = (anchors.positions + 1 >= anchors.limit).sum()
+            self._readback.read(out_of_range, lambda number: self.tally.skip("range", number))
         if anchors.lengths is not None and min(anchors.lengths) < self.drafts:
             lengths = torch.tensor(anchors.lengths).to(token_ids.device, non_blocking=True)
             slots_after = torch.arange(self.drafts, device=token_ids.device) >= lengths.unsqueeze(1)
@@ -201,12 +183,28 @@ class SpecDecodeWorker:
         drafted = DraftBlock(
             list(anchors.request_ids),
             token_ids,
-            ids.view(count, self.drafts, -1) if self.probabilistic else None,
+            ids if self.probabilistic else None,
             scores if self.probabilistic else None,
             anchors.lengths,
         )
         self.block = drafted.with_rows(self.block)
         return drafted
+
+    def path(self, hidden: torch.Tensor, anchors: Anchors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The path through the candidates of the blocks' final-normed hidden states [B, 1 + K, H].
+
+        -> token_ids [B, K] int64, -1 at or past `anchors.limit`; candidate ids [B, K, C] int64; their scores
+        [B, K, C] fp32, over T where drafts are sampled. Reads tensors only, so that a CUDA graph can hold it.
+        """
+        count, slots = hidden.shape[0], hidden[:, 1:]
+        ids, logits = self.drafter.candidates(slots.reshape(count * self.drafts, -1), self.candidates)
+        ids = ids.view(count, self.drafts, -1)
+        temperature = anchors.temperature if self.probabilistic else torch.zeros_like(anchors.temperature)
+        token_ids, scores = self.drafter.select(
+            slots, ids, logits.view(ids.shape), anchors.token_ids, temperature, anchors.seeds, anchors.positions
+        )
+        positions = anchors.positions.unsqueeze(1) + torch.arange(1, 1 + self.drafts, device=token_ids.device)
+        return token_ids.masked_fill(positions >= anchors.limit, -1), ids, scores
 
     def forget(self, scheduled: Collection[str], alive: Container[str]) -> None:
         """Drop the blocks that this step has verified or that nobody will verify.

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafting on V2: stock's schedule of a draft step, with the package's worker and operations inside.
+
+Stock prepares the rows, picks the graph and keeps data-parallel ranks in step. Replaced are the four things that a
+step computes: the context rows, the block's forward and path, and what is kept of q. They use buffers that stay where
+they are, so that stock's full CUDA graph of the draft step holds them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+
+from vllm_dflash.checkpoint import load_draft
+from vllm_dflash.drafter.model import DFlashDrafter
+from vllm_dflash.engine.v2.context import ContextWriter
+from vllm_dflash.engine.v2.loading import load_drafter
+from vllm_dflash.spec_decode import Anchors, DraftSlots, SpecDecodeWorker
+
+# What a DFlash (v1) drafter keeps a slot when its drafts are sampled, or their confidence is asked for.
+CANDIDATES_WITHOUT_SELECTOR = 16
+
+
+def init_speculator(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What the runner calls to build its speculator; applied only where the drafter is one of ours."""
+
+    @functools.wraps(stock)
+    def wrapper(vllm_config: VllmConfig, device: torch.device, req_states: Any) -> Speculator:
+        return Speculator(vllm_config, device)
+
+    return wrapper
+
+
+class Speculator(DFlashSpeculator):
+    """Stock's speculator to the runner (which checks for that class), the package's worker inside."""
+
+    _speculator_name = "DFlash (vllm-dflash)"
+    model: DFlashDrafter
+    worker: SpecDecodeWorker
+    draft_logits: DraftSlots | None
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        speculative = vllm_config.speculative_config
+        # To stock a "greedy" drafter, so that it allocates no dense q.
+        without_q = copy.copy(vllm_config)
+        without_q.speculative_config = copy.copy(speculative)
+        without_q.speculative_config.draft_sample_method = "greedy"
+        super().__init__(without_q, device)
+        assert self.draft_logits is None
+        self.vllm_config.speculative_config = self.speculative_config = speculative
+        source = speculative.draft_model_config
+        layers = vllm_config.model_config.get_total_num_hidden_layers()
+        config = load_draft(source.model, source.revision, num_target_layers=layers).config
+        causal = [config.is_causal(index) for index in range(config.num_hidden_layers)]
+        self.requires_non_causal = not all(causal)
+        self.parallel_drafting_token_id = config.mask_token_id
+        self.context: ContextWriter | None = None
+        # Stock's verification of watermarks takes part in sampling the drafts, which ours would not tell it about.
+        watermarks = getattr(vllm_config, "watermark_config", None) is not None
+        probabilistic = speculative.draft_sample_method == "probabilistic" and not watermarks
+        several = probabilistic or self.enable_adaptive_verification
+        self.candidates = config.selector_top_k or (CANDIDATES_WITHOUT_SELECTOR if several else 1)
+        if probabilistic:
+            # The runner hands this on to the rejection sampler, where stock's would be a dense tensor.
+            self.draft_logits = DraftSlots(self.max_num_reqs, self.num_speculative_steps, self.candidates, device)
+        self._ones = torch.ones(self.max_num_reqs, dtype=torch.float32, device=device)
+        self._steps = torch.arange(self.num_query_per_req, device=device)
+
+    @property
+    def max_model_len(self) -> int:
+        """The first position that no draft may take: the longest sequence, or the end of the draft's range.
+
+        Stock clamps positions and attended lengths to it. Read a step, since the runner may shorten the longest
+        sequence after profiling.
+        """
+        longest: int = self.vllm_config.model_config.max_model_len
+        return min(longest, self.draft_range) if hasattr(self, "draft_range") else longest
+
+    @max_model_len.setter
+    def max_model_len(self, value: int) -> None:
+        """Stock of 0.32 sets it once."""
+
+    def load_draft_model(self, target_model: nn.Module, target_attn_layer_names: set[str]) -> nn.Module:
+        model = load_drafter(target_model, self.vllm_config, self.requires_non_causal)
+        rotary = model.attention_layers()[0].rotary_emb.cos_sin_cache
+        users = self.speculative_config.max_model_len or self.max_model_len
+        self.draft_range = min(model.draft_config.max_position_embeddings, rotary.shape[0], users)
+        self.worker = SpecDecodeWorker(
+            model,
+            self.parallel_drafting_token_id,
+            self.num_speculative_steps,
+            self.candidates,
+            self.draft_logits is not None,
+        )
+        return model
+
+    def _validate_local_argmax_reduction(self) -> None:
+        """Candidates are always reduced over the ranks, never whole logits."""
+
+    def set_attn(self, *args: Any, **kwargs: Any) -> None:
+        super().set_attn(*args, **kwargs)
+        self.context = None
+        self._check_causality()
+
+    def _check_causality(self) -> None:
+        """Stock keeps one causality a KV cache group."""
+        by_group: dict[int, set[bool]] = {}
+        assert self._layer_group_idx is not None
+        for group, causal in zip(self._layer_group_idx, self.model.get_draft_attn_causal(), strict=True):
+            by_group.setdefault(group, set()).add(causal)
+        if any(len(kinds) > 1 for kinds in by_group.values()):
+            raise ValueError(
+                "The drafter mixes causal and non-causal layers, and they share one KV cache group here. Leave out "
+                "--disable-hybrid-kv-cache-manager, which puts layers with and without a window into one group."
+            )
+
+    def capture(self) -> None:
+        self._writer()
+        super().capture()
+
+    def _writer(self) -> ContextWriter:
+        """Made at the first step, once the caches are bound."""
+        if self.context is None:
+            assert self._layer_group_idx is not None
+            sizes = [
+                self.block_tables.block_sizes[self.draft_kv_cache_group_ids[group]] for group in self._layer_group_idx
+            ]
+            self.context = ContextWriter(self.model, sizes)
+            groups = torch.tensor(self._layer_group_idx, device=self.device)
+            self._layer_groups = groups if len(self.draft_kv_cache_group_ids) > 1 else None
+        return self.context
+
+    def _precompute_context_kv(self, start: int, end: int, dummy_run: bool = False) -> None:
+        features, positions = self.hidden_states[start:end], self.context_positions[start:end]
+        if dummy_run:
+            self.model.precompute_and_store_context_kv(features, positions)
+            return
+        writer = self._writer()
+        slots = self._context_slot_mappings
+        own = slots[0] if self._layer_groups is None else slots[self._layer_groups]
+        writer.write(features, positions, own[..., start:end])
+
+    def _generate_draft(
+        self,
+        num_reqs: int,
+        num_tokens_padded: int,
+        attn_metadata: dict[str, Any] | None,
+        slot_mappings: dict[str, torch.Tensor] | None,
+        num_tokens_across_dp: torch.Tensor | None,
+        cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE,
+    ) -> None:
+        drafts, block = self.num_speculative_steps, self.num_query_per_req
+        rows = num_reqs * block
+        if attn_metadata is not None:
+            self._keep_to_the_limit(num_reqs)
+        hidden = self._run_model(
+            num_tokens_padded, attn_metadata, slot_mappings, num_tokens_across_dp, cudagraph_runtime_mode
+        )
+        slots = self.sample_idx_mapping[: num_reqs * drafts : drafts]
+        known = slots.clamp(min=0)
+        anchors = Anchors(
+            (),
+            self.input_buffers.input_ids[:rows:block].to(torch.int64),
+            self._anchor_positions(num_reqs),
+            self.temperature[known],
+            self.seeds[known],
+            self.max_model_len,
+        )
+        token_ids, candidate_ids, scores = self.worker.path(hidden[:rows].view(num_reqs, block, -1), anchors)
+        if self.draft_logits is not None:
+            self.draft_logits.write(slots, token_ids, candidate_ids, scores)
+        # The target embeds what it is given, so a missing draft becomes token 0; it is judged as certain, like any
+        # draft that was not sampled.
+        self.draft_tokens[:num_reqs] = token_ids.clamp(min=0)
+        if self.acceptance_estimator is not None:
+            self.acceptance_estimator.predict(
+                scores.flatten(0, 1),
+                self.sample_idx_mapping[: num_reqs * drafts],
+                self.sample_col[: num_reqs * drafts],
+                self.draft_token_confidence_probs,
+                self.temperature if self.draft_logits is None else self._ones,
+            )
+
+    def _anchor_positions(self, num_reqs: int) -> torch.Tensor:
+        """[B] int64, as they are: stock's own query positions are clamped. -1 for a row of padding."""
+        drafts = self.num_speculative_steps
+        return self.sample_pos[: num_reqs * drafts : drafts] - 1
+
+    def _keep_to_the_limit(self, num_reqs: int) -> None:
+        """Rows at or past the limit own no slot; stock lets them write over the last block's rows."""
+        block = self.num_query_per_req
+        positions = self._anchor_positions(num_reqs).unsqueeze(1) + self._steps
+        beyond = positions >= self.max_model_len
+        for group in self.draft_kv_cache_group_ids:
+            slots = self.block_tables.slot_mappings[group, : num_reqs * block]
+            slots.view(num_reqs, block).masked_fill_(beyond, PAD_SLOT_ID)
+
