@@ -137,3 +137,19 @@ def abort_midway(llm: Any, prompts: list[list[int]], sampling: dict[str, Any], a
             engine.abort_request([names[aborted]])
             aborted = -1
     return [tokens[name] for name in names]
+
+
+def held_for_q(llm: Any) -> dict[str, Any]:
+    """On V2: bytes of the sparse q, and shapes of tensors in the process that hold a row of V for every draft."""
+    import gc
+
+    runner = model_runner(llm)
+    speculator = runner.speculator
+    dense = [
+        tuple(one.shape)
+        for one in gc.get_objects()
+        if isinstance(one, torch.Tensor)
+        and one.dim() == 3
+        and tuple(one.shape[1:]) == (speculator.num_speculative_steps, runner.vocab_size)
+    ]
+    return {"bytes": speculator.draft_logits.nbytes, "dense": dense}

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The V2 runner, under Triton's interpreter: exact, lossless, the drafts of V1 and of the reference, and no dense q.
+
+Small, since the interpreter takes a tenth of a second a token; `make test-v2` runs the other suites on V2 too.
+"""
+
+import pytest
+import torch
+
+from tests.engine import probes
+from tests.engine.drafts import check_drafts
+from tests.engine.prompts import tiny_prompts
+from tests.support.distribution import compare, exact_distribution
+
+pytestmark = pytest.mark.engine
+BOTH = pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+PROMPT = [3, 28, 23, 9, 27, 4, 20, 11]
+
+
+@pytest.fixture(scope="module")
+def v2(processes, plugin):
+    if not plugin:
+        pytest.skip("the plug-in on V2")
+    return processes(runner="v2", plugin=True)
+
+
+@BOTH
+def test_sixteen_prompts_are_exact_and_drafted_as_on_v1(v2, processes, trained, architecture):
+    """fp32, T=0, prompts cut in chunks, requests that come and go: the target's tokens, the reference's drafts."""
+    pair = trained(architecture)
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=70)[:16]
+    sampling = [{"temperature": 0, "max_tokens": 10 + index, "ignore_eos": True} for index in range(16)]
+    steps = []
+    for engine in (v2, processes(runner="v1", plugin=True)):
+        engine.start(
+            pair.target,
+            pair.drafter,
+            speculative={"num_speculative_tokens": 7},
+            max_num_seqs=10,
+            max_num_batched_tokens=200,
+        )
+        outputs = engine.generate(prompts, sampling)
+        traces = engine.traces()
+        steps.append([kept_steps(output, traces[output.request_id]) for output in outputs])
+        if engine is v2:
+            assert check_drafts(pair, outputs, traces, 7) >= 16 * 4
+            assert any(trace.unfinished_chunks for trace in traces.values())
+            assert max(step.accepted for trace in traces.values() for step in trace.verified) >= 3
+    assert steps[0] == steps[1]
+
+
+def kept_steps(output, trace) -> list[tuple]:
+    """Where each draft began, what it was and how much of it was accepted; the last may reach beyond the last token."""
+    end = len(output.prompt_token_ids) + len(output.token_ids) - 1
+    return [(s.anchor_position, s.drafts, s.accepted) for s in trace.verified if s.anchor_position < end]
+
+
+@pytest.mark.parametrize(("architecture", "requests"), [("dflash2", 600)])
+def test_sampled_tokens_are_the_targets(v2, trained, architecture, requests):
+    """T=1: the first three tokens by chi-square; the same check notices a q that is too large by a half."""
+    pair = trained(architecture)
+    v2.start(
+        pair.target,
+        pair.drafter,
+        speculative={"num_speculative_tokens": 3},
+        max_num_seqs=200,
+        max_num_batched_tokens=2048,
+    )
+    joint = exact_distribution(pair.target, PROMPT, 3)
+
+    def worst(count: int) -> float:
+        sampling = {"temperature": 1.0, "max_tokens": 3, "ignore_eos": True, "detokenize": False}
+        outputs = v2.generate([PROMPT] * count, [sampling | {"seed": index} for index in range(count)])
+        accepted = [step.accepted for trace in v2.traces().values() for step in trace.verified]
+        assert sum(accepted) > 0.2 * len(accepted), "hardly a draft was accepted; the test would show little"
+        results = compare(torch.tensor([output.token_ids for output in outputs]), joint)
+        print(f"mean accepted {sum(accepted) / len(accepted):.2f};", results)
+        return min(chance for _, chance in results.values())
+
+    assert worst(requests) > 1e-3
+    held = v2.probe(probes.held_for_q)
+    assert held["dense"] == []
+    assert held["bytes"] == (200 + 1) * 3 * pair.drafter_shape.selector_top_k * 8
