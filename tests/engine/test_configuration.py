@@ -123,3 +123,10 @@ def test_without_dflash_the_configuration_is_stocks(make: Make, speculative: dic
     assert repr(ours.speculative_config) == repr(stock.speculative_config)
     assert vars(ours.scheduler_config) == vars(stock.scheduler_config)
     assert not [seam for seam in activation._stock if seam.stage != "always"]
+
+
+def test_pipeline_parallelism_on_v1_is_refused_with_the_reason(make: Make) -> None:
+    """Stock's runner fails there in its first step: 'CPUModelRunner' object has no attribute 'drafter'."""
+    pair = make(DrafterShape(architecture="dflash"))
+    with pytest.raises(ValueError, match=r"pipeline parallelism \(it does not carry the tapped layers"):
+        configured(pair, {"method": "dflash", "model": str(pair.drafter)}, pipeline_parallel_size=2)

@@ -62,6 +62,15 @@ def v1_unsupported_features(stock: Callable[..., list[str]]) -> Callable[..., li
     @functools.wraps(stock)
     def wrapper(self: Any) -> list[str]:
         features = stock(self)
-        return [f for f in features if f not in served] if is_ours(self.speculative_config) else features
+        if not is_ours(self.speculative_config):
+            return features
+        features = [feature for feature in features if feature not in served]
+        if self.parallel_config.pipeline_parallel_size > 1:
+            # Its stages hand no tapped layers on, and its first stage asks for a drafter that only the last one has.
+            features.append(
+                "DFlash under pipeline parallelism (it does not carry the tapped layers from stage to stage; use "
+                "tensor parallelism, or V2 where Triton works)"
+            )
+        return features
 
     return wrapper
