@@ -4,7 +4,7 @@ PYTHON ?= python3
 export PYTHON MACHINE
 RUN := .venv/bin/python
 
-.PHONY: help setup demo-pair demo test test-all lint check-cuda bench-ops gpu-check
+.PHONY: soak help setup demo-pair demo test test-all lint check-cuda bench-ops gpu-check
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make demo-pair  .demo/target and .demo/drafter"
 	@echo "make check-cuda nvcc compiles the CUDA part for every architecture, nothing spilled (no GPU needed)"
 	@echo "make bench-ops  the operations against vLLM's own, on this machine's processors"
+	@echo "make soak       15,000 steps of random traffic on V1 and 1,500 on V2, every step checked (SOAK_ARGS)"
 	@echo "make gpu-check  the operations on an NVIDIA GPU: tests, graph replays, times"
 
 setup:
@@ -45,3 +46,7 @@ bench-ops: setup
 
 gpu-check: setup
 	@$(RUN) -m tests.gpu.check
+
+soak: setup
+	@$(RUN) -m tests.soak $(SOAK_ARGS)
+	@$(RUN) -m tests.soak --runner v2 --steps 1500 $(SOAK_ARGS)

@@ -75,6 +75,7 @@ class EngineProcess:
         """Builds `vllm.LLM` for the pair, after ending the engine before. Keyword arguments are LLM's.
 
         `speculative` among them adds to (or replaces) the speculative config, whose method is dflash.
+        `traced=False` keeps no traces, which grow with every step.
         """
         speculative = arguments.pop("speculative", {})
         arguments = DEFAULTS | arguments | {"model": str(target)}

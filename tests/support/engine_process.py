@@ -148,8 +148,9 @@ class Engine:
         from vllm import LLM, envs
 
         self.stop()
+        traced = arguments.pop("traced", True)
         self.llm = LLM(**arguments)
-        if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        if traced and not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
             self.watch = Watch(self.llm)
 
     def stop(self) -> None:
