@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.soak`: a long soak of a tiny trained pair on real vLLM, its report, and exit 1 if a promise broke."""
+"""`python -m tests.soak`: a long soak of a tiny trained pair on real vLLM, and exit 1 if a promise broke."""
 
 import argparse
 import tempfile
@@ -21,7 +21,8 @@ def main() -> int:
     pair = trained_pair(cache, TRAINED[arguments.architecture])
     started = time.monotonic()
     report, broken = soak_pair(pair, arguments.runner, arguments.steps, arguments.seed)
-    print(f"runner {arguments.runner}, {arguments.architecture}, seed {arguments.seed}: {time.monotonic() - started:.0f} s")
+    seconds = time.monotonic() - started
+    print(f"runner {arguments.runner}, {arguments.architecture}, seed {arguments.seed}: {seconds:.0f} s")
     for name, value in vars(report).items():
         if name not in ("rss", "leaked", "greedy"):
             print(f"  {name.replace('_', ' '):20} {value:,}")

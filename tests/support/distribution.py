@@ -37,15 +37,39 @@ def sampling_rule(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+    logit_bias: dict[int, float] | None = None,
+    allowed_token_ids: Sequence[int] | None = None,
+    min_tokens: int = 0,
+    stop_token_ids: Sequence[int] = (),
+    prompt: Sequence[int] = (),
 ) -> Adjust:
     """What these parameters of a request make of its logits, in the order in which vLLM applies them."""
 
     def adjust(logits: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        logits = logits.clone()
+        if allowed_token_ids is not None:
+            allowed = torch.zeros(logits.shape[1], dtype=torch.bool)
+            allowed[list(allowed_token_ids)] = True
+            logits = logits.masked_fill(~allowed, float("-inf"))
+        if output.shape[1] < min_tokens:
+            logits[:, list(stop_token_ids)] = float("-inf")
+        for token, bias in (logit_bias or {}).items():
+            logits[:, token] += bias
         counts = torch.zeros_like(logits).scatter_add_(1, output, torch.ones_like(output, dtype=logits.dtype))
+        seen = counts > 0
+        seen[:, list(prompt)] = True
+        repeated = torch.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty)
+        logits = torch.where(seen, repeated, logits)
         logits = logits - frequency_penalty * counts - presence_penalty * (counts > 0)
         logits = logits / temperature
+        if min_p:
+            chances = logits.softmax(-1)
+            least_chance = min_p * chances.max(dim=-1, keepdim=True).values
+            logits = logits.masked_fill(chances < least_chance, float("-inf"))
         if top_k:
             least = logits.topk(top_k).values[:, -1:]
             logits = logits.masked_fill(logits < least, float("-inf"))
