@@ -98,6 +98,13 @@ def draft_kv(llm: Any, prompt: list[int], chunk: int) -> tuple[int, dict[str, di
     return chunks, found
 
 
+def write_draft_kv_layer_by_layer(llm: Any) -> bool:
+    """Lets the attention backend write the draft KV from now on; whether one operation wrote it all before."""
+    writer = model_runner(llm).drafter.attention.writer
+    straight, writer.caches = writer.caches is not None, None
+    return straight
+
+
 def replace_rejection(llm: Any, q_scale: float) -> None:
     """Puts the reference's verification in the place of the product's operation, for this process."""
     from tests.reference.rejection import reject

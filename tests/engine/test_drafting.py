@@ -59,6 +59,25 @@ def test_drafts_are_the_references(serving, make, architecture, name):
     assert check_drafts(pair, outputs, engine.traces(), shape.num_speculative_tokens) >= 5 * len(PROMPTS)
 
 
+@pytest.mark.parametrize("name", ["mixed", "sliding"])
+def test_draft_kv_by_one_operation_and_layer_by_layer(serving, make, name):
+    """fp32 caches of a CPU have the layout that the operation writes straight; other backends write themselves."""
+    if not serving.plugin or serving.runner != "v1":
+        pytest.skip("about the V1 runner's plug-in")
+    shape = DrafterShape(architecture="dflash2", **SHAPES[name])
+    pair = make(shape)
+    engine = serving.process(shape)
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": shape.num_speculative_tokens})
+    sampling = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    first = engine.generate(PROMPTS, sampling)
+    assert check_drafts(pair, first, engine.traces(), shape.num_speculative_tokens) >= 5 * len(PROMPTS)
+    assert engine.probe(probes.write_draft_kv_layer_by_layer)
+    prompts = [prompt[1:] for prompt in PROMPTS]
+    second = engine.generate(prompts, sampling)
+    assert check_drafts(pair, second, engine.traces(), shape.num_speculative_tokens) >= 5 * len(PROMPTS)
+    assert not engine.probe(probes.write_draft_kv_layer_by_layer)
+
+
 @pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
 def test_llama_target_and_fewer_drafts_than_the_block_holds(serving, make, architecture):
     shape = DrafterShape(architecture=architecture)

@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.drafter.model import DFlashDrafter
+from vllm_dflash.engine.context_writer import ContextWriter
 
 NO_SLOT = -1
 
@@ -42,7 +43,10 @@ class DraftAttentionGroups:
         kernel_block_sizes: list[int] | None,
         max_rows: int,
     ) -> None:
+        self.drafter = drafter
         self.layers = drafter.attention_layers()
+        self.writer: ContextWriter | None = None  # made once the engine has bound the caches
+        self.bound: torch.Tensor | None = None
         modules = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
         gid_of = {name: gid for gid, g in enumerate(kv_cache_config.kv_cache_groups) for name in g.layer_names}
         members: dict[tuple[int, str, bool, int | None], list[int]] = {}
@@ -76,21 +80,27 @@ class DraftAttentionGroups:
 
     def write_context(
         self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        features: torch.Tensor,
         positions: torch.Tensor,
         request_of: torch.Tensor,
         valid: torch.Tensor | None,
         tables: list[torch.Tensor],
     ) -> None:
-        """keys, values [L, T, nkv, hd] at positions [T] of requests [T] into the paged cache, valid rows only."""
-        for group, table in zip(self.groups, tables, strict=True):
-            slots = _slots(table, request_of, positions, group.block_size)
-            if valid is not None:
-                slots = slots.masked_fill(~valid, NO_SLOT)
-            for index in group.layers:
-                attn = self.layers[index].attn
-                attn.impl.do_kv_cache_update(attn, keys[index], values[index], attn.kv_cache, slots)
+        """features [T, H] (after fc) at positions [T] of requests [T] become K and V in the paged caches, valid rows
+        only."""
+        slots = [_slots(t, request_of, positions, g.block_size) for g, t in zip(self.groups, tables, strict=True)]
+        if valid is not None:
+            slots = [slot.masked_fill(~valid, NO_SLOT) for slot in slots]
+        bound = self.layers[0].attn.kv_cache
+        if self.writer is None or self.bound is not bound:
+            sizes = {index: group.block_size for group in self.groups for index in group.layers}
+            self.writer, self.bound = ContextWriter(self.drafter, [sizes[i] for i in range(len(sizes))]), bound
+        if len(slots) > 1:
+            of_layer = {index: slot for group, slot in zip(self.groups, slots, strict=True) for index in group.layers}
+            mapping = torch.stack([of_layer[index] for index in range(len(of_layer))])
+        else:
+            mapping = slots[0]
+        self.writer.write(features, positions, mapping)
 
     def block_metadata(
         self,

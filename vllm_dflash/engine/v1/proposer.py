@@ -195,8 +195,7 @@ class Proposer(DFlashProposer):
             row = torch.arange(rows, device=taps.device)
             valid = row < (starts[1:] - num_rejected)[request_of]
         with self.worker.clock.stage("inject", rows=rows):
-            keys, values = self.worker.context_kv(taps, positions)
-            self.attention.write_context(keys, values, positions, request_of, valid, tables)
+            self.attention.write_context(self.model.combine_hidden_states(taps), positions, request_of, valid, tables)
 
     def _block_forward(
         self, anchors: Anchors, tables: list[torch.Tensor], cad: CommonAttentionMetadata, rows: list[int] | None

@@ -22,7 +22,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
 from vllm_dflash.checkpoint import load_draft
 from vllm_dflash.drafter.model import DFlashDrafter
-from vllm_dflash.engine.v2.context import ContextWriter
+from vllm_dflash.engine.context_writer import ContextWriter
 from vllm_dflash.engine.v2.loading import load_drafter
 from vllm_dflash.spec_decode import Anchors, DraftSlots, SpecDecodeWorker
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context K/V into the paged draft cache on V2: one operation after the GEMM where the cache's layout is known."""
+"""Context K/V into the paged draft cache: one operation after the GEMM where the cache's layout is known."""
 
 from __future__ import annotations
 
