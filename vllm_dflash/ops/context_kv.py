@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_dflash.ops.backend import is_native
+from vllm_dflash.ops.backend import is_native, is_triton
 from vllm_dflash.ops.reference import context_kv as reference
 
 
@@ -41,6 +41,10 @@ def context_kv_rows(
     """
     if is_native(kv.device.type):
         return torch.ops.vllm_dflash.context_kv_rows(kv, k_norm, eps, positions, cos_sin, is_neox, value_scale)
+    if is_triton(kv.device.type):
+        from vllm_dflash.ops import triton
+
+        return triton.context_kv_rows(kv, k_norm, eps, positions, cos_sin, is_neox, value_scale)
     return reference.context_kv_rows(kv, k_norm, eps, positions, cos_sin, is_neox, value_scale)
 
 
@@ -80,5 +84,9 @@ def inject_context_kv(
     )  # fmt: skip
     if is_native(kv.device.type):
         torch.ops.vllm_dflash.inject_context_kv(*arguments)
+    elif is_triton(kv.device.type):
+        from vllm_dflash.ops import triton
+
+        triton.inject_context_kv(*arguments)
     else:
         reference.inject_context_kv(*arguments)

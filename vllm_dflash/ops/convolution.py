@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dflash.ops.backend import is_native
+from vllm_dflash.ops.backend import is_native, is_triton
 from vllm_dflash.ops.reference import convolution as reference
 
 
@@ -27,4 +27,8 @@ def grouped_convolution(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tens
     """
     if is_native(x.device.type):
         return torch.ops.vllm_dflash.grouped_convolution(x, dynamic, base, block)
+    if is_triton(x.device.type):
+        from vllm_dflash.ops import triton
+
+        return triton.grouped_convolution(x, dynamic, base, block)
     return reference.grouped_convolution(x, dynamic, base, block)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_dflash.ops.backend import is_native
+from vllm_dflash.ops.backend import is_native, is_triton
 from vllm_dflash.ops.context_kv import inject_context_kv
 
 ONE_LAUNCH_ROWS = 16
@@ -74,7 +74,7 @@ def project_context_kv(
     v_scale: float = 1.0,
 ) -> None:
     """hidden_norm, the K and V projections of all layers, k-norm, RoPE and the paged writes. On CUDA one
-    launch where fits_one_launch says so; else the library's GEMM and inject_context_kv.
+    launch where fits_one_launch says so, else the library's GEMM and inject_context_kv. Triton: one launch.
 
     Args:
         features: [T, H], after fc, before hidden_norm.
@@ -91,6 +91,15 @@ def project_context_kv(
     Raises:
         RuntimeError: a shape, type, device or stride does not fit; the message names the argument.
     """
+    arguments = (
+        features, kv_weight, weight_scale, bias, k_norm, eps, positions, cos_sin, is_neox, value_scale,
+        list(key_caches), list(value_caches), slot_mapping, block_size, k_scale, v_scale,
+    )  # fmt: skip
+    if is_triton(features.device.type):
+        from vllm_dflash.ops import triton
+
+        triton.project_context_kv(*arguments)
+        return
     if not fits_one_launch(features, kv_weight, k_norm):
         kv = project(features, kv_weight, weight_scale, bias, eps, *k_norm.shape)
         inject_context_kv(
@@ -98,7 +107,4 @@ def project_context_kv(
             block_size, k_scale, v_scale,
         )  # fmt: skip
         return
-    torch.ops.vllm_dflash.project_context_kv(
-        features, kv_weight, weight_scale, bias, k_norm, eps, positions, cos_sin, is_neox, value_scale,
-        list(key_caches), list(value_caches), slot_mapping, block_size, k_scale, v_scale,
-    )  # fmt: skip
+    torch.ops.vllm_dflash.project_context_kv(*arguments)

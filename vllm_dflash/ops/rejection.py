@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dflash.ops.backend import is_native
+from vllm_dflash.ops.backend import is_native, is_triton
 from vllm_dflash.ops.reference import rejection as reference
 
 
@@ -59,4 +59,8 @@ def reject_sparse(
     )  # fmt: skip
     if is_native(logits.device.type):
         return torch.ops.vllm_dflash.reject_sparse(*arguments)
+    if is_triton(logits.device.type):
+        from vllm_dflash.ops import triton
+
+        return triton.reject_sparse(*arguments)
     return reference.reject_sparse(*arguments)

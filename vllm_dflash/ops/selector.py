@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dflash.ops.backend import is_native
+from vllm_dflash.ops.backend import is_native, is_triton
 from vllm_dflash.ops.reference import selector as reference
 
 
@@ -46,4 +46,8 @@ def select_path(
     )  # fmt: skip
     if is_native(candidate_ids.device.type):
         return torch.ops.vllm_dflash.select_path(*arguments)
+    if is_triton(candidate_ids.device.type):
+        from vllm_dflash.ops import triton
+
+        return triton.select_path(*arguments)
     return reference.select_path(*arguments)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes Triton's interpreter pass for a working "cpu" backend, so that vLLM's V2 runner starts without a GPU.
 
-Four facts of Triton 3.9 stand behind this file. vLLM takes Triton as present only if exactly one backend's driver
+Six facts of Triton 3.9 stand behind this file. vLLM takes Triton as present only if exactly one backend's driver
 says it is active. The interpreter needs no compiler, but Triton asks the active driver for device, stream and target
 before each launch. The interpreter indexes numpy arrays with a mask, so a mask of integers would pick elements 0 and
-1 instead of masking. And functions of libdevice have bodies only where a compiler links its bitcode.
+1 instead of masking; a scalar comparison that is spread over a block becomes numbers of the compared type. Its matrix
+product takes bfloat16 for the integers that its bits are. And functions of libdevice have bodies only where a compiler
+links its bitcode.
 """
 
 import os
@@ -20,7 +22,8 @@ def install() -> None:
     driver = _driver_class()
     backends["cpu"] = Backend(compiler=donor.compiler, driver=driver)
     triton.runtime.driver.set_active(driver())
-    _accept_integer_masks()
+    accept_integer_masks()
+    widen_bfloat16_in_dots()
     _give_libdevice_a_log1p()
 
 
@@ -79,10 +82,11 @@ def _driver_class() -> type:
     return InterpreterDriver
 
 
-def _accept_integer_masks() -> None:
+def accept_integer_masks() -> None:
     import functools
 
     import numpy
+    import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def boolean(mask):
@@ -101,6 +105,37 @@ def _accept_integer_masks() -> None:
             return _stock(self, *arguments, **options)
 
         setattr(InterpreterBuilder, name, functools.wraps(stock)(wrapper))
+
+    splat = InterpreterBuilder.create_splat
+
+    @functools.wraps(splat)
+    def create_splat(self, ret_ty, arg):
+        if arg.data.dtype != numpy.bool_:
+            return splat(self, ret_ty, arg)
+        return TensorHandle(numpy.full(ret_ty.shape, arg.data.flat[0], dtype=numpy.bool_), tl.int1)
+
+    InterpreterBuilder.create_splat = create_splat
+
+
+def widen_bfloat16_in_dots() -> None:
+    import functools
+
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    stock = InterpreterBuilder.create_dot
+
+    def widened(operand):
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        return TensorHandle((operand.data.astype(numpy.uint32) << 16).view(numpy.float32), tl.float32)
+
+    @functools.wraps(stock)
+    def create_dot(self, a, b, *rest):
+        return stock(self, widened(a), widened(b), *rest)
+
+    InterpreterBuilder.create_dot = create_dot
 
 
 def _give_libdevice_a_log1p() -> None:
