@@ -42,10 +42,14 @@ def read_json_object(path: Path, what: str | None = None, max_bytes: int = MAX_C
     """
     what = what or str(path)
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError("unreadable_file", f"{what} is no file.")
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise CheckpointError("missing_file", f"{what} does not exist.") from None
+    except CheckpointError:
+        raise
     except (OSError, ValueError) as error:
         raise CheckpointError("unreadable_file", f"{what} cannot be read: {error}.") from None
     if len(data) > max_bytes:

@@ -82,8 +82,8 @@ def read_draft_config(path_or_id: str, revision: str | None = None) -> dict[str,
 
 def check_d2t(folder: Path, info: TensorInfo, config: DraftConfig) -> None:
     """Raise CheckpointError unless every draft id i maps to a target id i + d2t[i] inside the vocabulary."""
-    if info.dtype != "I64" or config.vocab_size is None:
-        return
+    if info.dtype != "I64" or config.vocab_size is None or info.shape != (config.draft_vocab_size,):
+        return  # the pair's check says what is wrong with it
     offsets = array("q")
     with (folder / info.file).open("rb") as file:
         file.seek(info.begin)

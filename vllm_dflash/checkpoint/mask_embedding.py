@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import stat
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +26,12 @@ def read_mask_embedding(path: Path, *, hidden_size: int, mask_token_id: int) -> 
     import torch
 
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise _bad("is no file.")
+        if max(found.st_size, _unpacked(path)) > MAX_BYTES:
             raise _bad(
-                f"is {size} bytes; one row of {hidden_size} numbers is due.",
+                f"is {max(found.st_size, _unpacked(path))} bytes; one row of {hidden_size} numbers is due.",
                 "Save a clone of the row: a view carries its whole table.",
             )
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
@@ -41,24 +45,49 @@ def read_mask_embedding(path: Path, *, hidden_size: int, mask_token_id: int) -> 
         raise _bad(f"cannot be loaded with weights_only ({reason[:160]}).", "Save it as a plain tensor.") from None
     if isinstance(state, dict):
         stated = state.get("mask_token_id", mask_token_id)
-        if isinstance(stated, torch.Tensor) and stated.numel() == 1:
-            stated = stated.item()
+        if type(stated) is torch.Tensor and stated.numel() == 1 and stated.device.type == "cpu":
+            stated = stated.item() if stated.layout == torch.strided else None
+        if not isinstance(stated, int | float | str | None):
+            raise _bad(f"has a {type(stated).__name__} for its mask_token_id.")
         if stated != mask_token_id:
             raise _bad(
-                f"is for mask_token_id {stated!r}, but config.json says {mask_token_id}.",
+                f"is for mask_token_id {str(stated)[:40]!r}, but config.json says {mask_token_id}."
+                if isinstance(stated, str)
+                else f"is for mask_token_id {stated!r}, but config.json says {mask_token_id}.",
                 "Take both from the same revision of the checkpoint.",
             )
         state = state.get("embedding")
     if not isinstance(state, torch.Tensor):
         raise _bad(f"holds a {type(state).__name__}; a tensor is due, or a dict with the tensor 'embedding'.")
+    try:
+        return _row(state, hidden_size)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # Tensors of unusual kinds refuse one question or another.
+        raise _bad(f"holds no plain tensor ({str(error).splitlines()[0][:160] if str(error) else error!r}).") from None
+
+
+def _row(state: torch.Tensor, hidden_size: int) -> torch.Tensor:
+    import torch
+
     if state.numel() != hidden_size or max(state.shape, default=0) != hidden_size:
-        raise _bad(f"has the shape {list(state.shape)}, but the draft's hidden size is {hidden_size}.")
+        raise _bad(f"has the shape {list(state.shape)[:8]}, but the draft's hidden size is {hidden_size}.")
     if not state.is_floating_point() or state.layout != torch.strided or state.device.type != "cpu":
         raise _bad(f"holds {state.dtype} on {state.device}; plain floating-point numbers are due.")
     row = state.detach().reshape(-1).clone()
     if not bool(torch.isfinite(row.float()).all()):
         raise _bad("has numbers that are not finite.")
     return row
+
+
+def _unpacked(path: Path) -> int:
+    """Bytes of what the archive holds once unpacked, 0 for another kind of file: small ones can hold a machine full."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
+        return 0
 
 
 def _bad(what: str, fix: str = "") -> CheckpointError:
