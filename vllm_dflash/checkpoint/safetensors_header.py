@@ -39,6 +39,13 @@ class TensorInfo:
     end: int = -1
 
 
+def tensor_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor's data: what its header says, else its shape times its dtype's size (unknown ones: 2)."""
+    if info.end >= 0:
+        return info.end - info.begin
+    return math.prod(info.shape) * _BITS.get(info.dtype, 16) // 8
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Name to TensorInfo for the tensors of the safetensors file `path`.
 

