@@ -122,7 +122,7 @@ def prepare(options: argparse.Namespace, serve: Sequence[str]):  # type: ignore[
     from vllm_dflash.bench.template import find_template
     from vllm_dflash.checkpoint import find_draft, read_draft_config
 
-    machine = require_device()
+    machine = require_device(version("vllm"))
     read_draft_config(options.target)  # a target that is missing is told before anything starts
     if options.port is not None:
         choose_port(options.port)

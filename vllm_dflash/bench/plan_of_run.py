@@ -102,7 +102,9 @@ def draft_group(draft: str, names: set[str]) -> tuple[str, int, bool]:
     """(name such as "dflash2", its K, whether it is DFlash 2) of a draft checkpoint. Raises CheckpointError."""
     config = parse_config(read_draft_config(draft), num_target_layers=1024)
     kind = "dflash2" if config.is_dflash2 else "dflash"
-    name = next(one for one in (kind, *(f"{kind}-{n}" for n in itertools.count(2))) if one not in names)
+    name, number = kind, 2
+    while name in names:
+        name, number = f"{kind}-{number}", number + 1
     return name, config.num_draft_tokens, config.is_dflash2
 
 

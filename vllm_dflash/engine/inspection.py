@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vllm_dflash.checkpoint import (
@@ -19,7 +20,8 @@ from vllm_dflash.checkpoint import (
     load_draft,
     read_draft_config,
 )
-from vllm_dflash.engine import configuration
+from vllm_dflash.engine import configuration, seams
+from vllm_dflash.engine.inspection_seams import SEAMS
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ def engine_args(target: str, draft: str | None, serve_arguments: Sequence[str]) 
     does for arguments that it does not know. Raises ValueError where two drafts are named.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.cli.serve import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    _require_seams()
     parser = make_arg_parser(FlexibleArgumentParser(prog="vllm-dflash check"))
     namespace = parser.parse_args([target, *serve_arguments])
     namespace.model = target
@@ -104,6 +107,15 @@ def engine_args(target: str, draft: str | None, serve_arguments: Sequence[str]) 
         given["model"] = draft
     arguments.speculative_config = given
     return arguments
+
+
+def _require_seams() -> None:
+    import vllm
+
+    broken = {seam: why for seam, why in seams.check(Path(vllm.__file__).parent, SEAMS).items() if why}
+    if broken:
+        listed = "; ".join(f"{seam}: {why}" for seam, why in broken.items())
+        raise ValueError(f"check does not fit the installed vLLM {vllm.__version__}: {listed}.")
 
 
 def inspect(arguments: Any) -> Inspection:
