@@ -15,7 +15,7 @@ def test_an_unknown_option_is_named_with_the_known_ones() -> None:
         server_options({"dflash": {"catalogue": "x"}})
     assert str(error.value) == (
         "\"dflash\" in --additional-config: catalogue: Extra inputs are not permitted (given: 'x'). "
-        "Known options: catalog."
+        "Known options: block_length, catalog."
     )
 
 

@@ -4,7 +4,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,6 +18,9 @@ class ServerOptions(BaseModel):
 
     catalog: Path | None = None
     """A JSON file of target/draft pairs, read before the built-in catalogue."""
+
+    block_length: Literal["auto"] | Annotated[int, Field(strict=True, ge=0)] = "auto"
+    """Drafts a request and step: what pays most by measured cost and acceptance, or always this many."""
 
 
 class RequestOptions(BaseModel):

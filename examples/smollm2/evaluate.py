@@ -16,6 +16,7 @@ from typing import Any
 
 from examples.smollm2.data import TRAINING
 from examples.smollm2.generate import encode, read_prompts
+from vllm_dflash.checkpoint import load_draft
 
 
 def counters(llm: Any) -> tuple[int, int]:
@@ -52,6 +53,8 @@ def main(argv: list[str] | None = None) -> None:
 
     from vllm import LLM
 
+    # Every draft counts here, whether it pays on this machine or not.
+    drafts = load_draft(str(arguments.drafter)).config.num_draft_tokens
     llm = LLM(
         str(arguments.target),
         dtype=arguments.dtype,
@@ -59,6 +62,7 @@ def main(argv: list[str] | None = None) -> None:
         max_model_len=512 + arguments.max_tokens,
         max_num_seqs=arguments.sequences,
         speculative_config={"method": "dflash", "model": str(arguments.drafter)},
+        additional_config={"dflash": {"block_length": drafts}},
         disable_log_stats=False,
         seed=0,
     )

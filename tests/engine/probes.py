@@ -160,3 +160,15 @@ def held_for_q(llm: Any) -> dict[str, Any]:
         and tuple(one.shape[1:]) == (speculator.num_speculative_steps, runner.vocab_size)
     ]
     return {"bytes": speculator.draft_logits.nbytes, "dense": dense}
+
+
+def script_lengths(llm: Any, pattern: list[int]) -> None:
+    """From now on the i-th request of the n-th step gets pattern[n + i] drafts, and so on from its beginning."""
+    controller = model_runner(llm).drafter.lengths.planner.controller
+    steps = iter(range(1 << 60))
+
+    def plan(request_ids: list[str], context: float) -> list[int]:
+        step = next(steps)
+        return [pattern[(step + i) % len(pattern)] for i in range(len(request_ids))]
+
+    controller.plan = plan

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.engine_process import Output, Trace
+from vllm_dflash.checkpoint import load_draft
 
 REPOSITORY = Path(__file__).parents[2]
 Runner = Literal["v1", "v2"]
@@ -74,11 +75,16 @@ class EngineProcess:
     def start(self, target: Path, drafter: Path | None = None, **arguments: Any) -> None:
         """Builds `vllm.LLM` for the pair, after ending the engine before. Keyword arguments are LLM's.
 
-        `speculative` among them adds to (or replaces) the speculative config, whose method is dflash.
-        `traced=False` keeps no traces, which grow with every step.
+        `speculative` among them adds to (or replaces) the speculative config, whose method is dflash. Every request
+        gets all its drafts, unless `additional_config` says otherwise. `traced=False` keeps no traces, which grow
+        with every step.
         """
         speculative = arguments.pop("speculative", {})
         arguments = DEFAULTS | arguments | {"model": str(target)}
+        options = arguments.get("additional_config", {}).get("dflash", {})
+        if drafter is not None and "block_length" not in options:
+            drafts = speculative.get("num_speculative_tokens") or load_draft(str(drafter)).config.num_draft_tokens
+            arguments["additional_config"] = {"dflash": {"block_length": drafts} | options}
         if drafter is not None:
             arguments["speculative_config"] = {"method": "dflash", "model": str(drafter)} | speculative
         elif speculative:

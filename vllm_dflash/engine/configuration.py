@@ -129,6 +129,15 @@ def complete(speculative_config: Any, draft: DraftCheckpoint) -> None:
     }
 
 
+def require_block_length(options: ServerOptions, drafts: int) -> None:
+    """Raise ValueError unless a fixed block length lies within the drafter's `drafts`."""
+    if options.block_length != "auto" and options.block_length > drafts:
+        raise ValueError(
+            f'"dflash" in --additional-config: block_length is {options.block_length}, but the drafter drafts '
+            f'{drafts} tokens a step. Give 0 to {drafts}, or "auto".'
+        )
+
+
 def target_facts(target: Any) -> TargetFacts:
     """What a draft must agree with, in vLLM's ModelConfig of the target."""
     return TargetFacts(

@@ -37,6 +37,7 @@ def create_speculative_config(stock: Callable[..., Any]) -> Callable[..., Any]:
         self.speculative_config = configuration.with_defaults(request, draft)
         built = stock(self, target_model_config, target_parallel_config)
         configuration.complete(built, draft)
+        configuration.require_block_length(request.options, built.num_speculative_tokens)
         built.vllm_dflash = activation.Passport()
         return built
 

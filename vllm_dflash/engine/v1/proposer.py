@@ -21,6 +21,7 @@ from vllm_dflash.drafter.model import DFlashDrafter
 from vllm_dflash.engine.requests import RequestTable
 from vllm_dflash.engine.seeds import request_seeds
 from vllm_dflash.engine.v1.attention import DraftAttentionGroups
+from vllm_dflash.engine.v1.lengths import StepLengths
 from vllm_dflash.spec_decode import Anchors, DraftPlan, SpecDecodeWorker, VerifyInputs
 
 logger = init_logger(__name__)
@@ -60,6 +61,7 @@ class Proposer(DFlashProposer):
             probabilistic,
             self.device,
         )
+        self.lengths = StepLengths(self.runner, self.worker)
         # The runner stops drafting for the whole batch, and so leaves a hole in the draft KV, when one request nears
         # this length. Here each request has its own limit.
         rotary = self.model.attention_layers()[0].rotary_emb.cos_sin_cache
@@ -131,15 +133,14 @@ class Proposer(DFlashProposer):
         tables = self.attention.block_tables(self.runner.input_batch, cad)
 
         self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
-        drafts = next_token_ids.new_full((len(request_ids), self.worker.drafts), -1, dtype=torch.int64)
-        self.plan = self._plan(request_ids, num_speculative_tokens)
+        self.plan = self._plan(request_ids, num_speculative_tokens, cad.num_actual_tokens)
         for reason, count in self.plan.skipped.items():
             self.worker.tally.skip(reason, count)
         rows = self.plan.rows
         # Data-parallel ranks run their forwards in step, so there every rank drafts for all.
         in_step = self.vllm_config.parallel_config.data_parallel_size > 1
         if num_speculative_tokens == 0 or not (rows or in_step):
-            return self._hand_over(drafts[:, :num_speculative_tokens])
+            return self._none(len(request_ids), num_speculative_tokens)
 
         seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
         temperature = sampling_metadata.temperature
@@ -158,13 +159,13 @@ class Proposer(DFlashProposer):
             anchors = anchors.select(rows, at)
             tables = [table[at] for table in tables]
         block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad, None if everyone else rows))
-        if everyone:
-            drafts = block.token_ids
-        else:
+        drafts = block.token_ids
+        if not everyone:
+            drafts = drafts.new_full((len(request_ids), self.worker.drafts), -1)
             drafts[at] = block.token_ids
         return self._hand_over(drafts[:, :num_speculative_tokens])
 
-    def _plan(self, request_ids: list[str], drafts: int) -> DraftPlan:
+    def _plan(self, request_ids: list[str], drafts: int, target_rows: int) -> DraftPlan:
         """How many drafts each request gets in this step: at most `drafts`, which the engine asks for."""
         plan = DraftPlan(len(request_ids), drafts)
         # Rows without a sampled token are in the midst of their prompt.
@@ -174,6 +175,7 @@ class Proposer(DFlashProposer):
             options = self.requests.options(request_id, self.runner.requests[request_id].sampling_params)
             if options.max_draft_tokens is not None:
                 plan.cap(row, options.max_draft_tokens, "request")
+        self.lengths.cap(plan, request_ids, target_rows)
         return plan
 
     def _inject(
@@ -232,6 +234,12 @@ class Proposer(DFlashProposer):
 
         return forward
 
+    def _none(self, count: int, planned: int) -> torch.Tensor | list[list[int]]:
+        """No draft for any of `count` requests, as the runner takes it."""
+        if self.runner.use_async_scheduling:
+            return torch.zeros(count, planned, dtype=torch.int64, device=self.device)
+        return [[] for _ in range(count)]
+
     def _hand_over(self, drafts: torch.Tensor) -> torch.Tensor | list[list[int]]:
         """Drafts [B, k], -1 where there is none, as the runner takes them.
 
@@ -261,6 +269,7 @@ class Proposer(DFlashProposer):
         elif scaled:
             temperature = (temperature > 0).to(torch.float32)
         counts = metadata.num_draft_tokens
+        self.lengths.verified = sum(counts)
         cu_drafts = nn.functional.pad(metadata.cu_num_draft_tokens.to(torch.int32), (1, 0))
         per_request = torch.diff(cu_drafts)
         anchor_rows = metadata.logits_indices[(metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller, fed by hand."""
+
+import pytest
+
+from vllm_dflash.bench.simulator.simulate import Load, Simulator
+from vllm_dflash.spec_decode.block_length import BlockLength
+from vllm_dflash.spec_decode.cost import CycleCost, ForwardCost
+
+CHEAP = CycleCost(ForwardCost({1: 20e-3, 64: 21e-3}), ForwardCost({8: 3e-3}), block=8)
+# Stock's cycles on two cores: 23 ms plain at 8 streams, 96 ms with K=7.
+DEAR = CycleCost(ForwardCost({1: 15e-3, 8: 23e-3, 64: 80e-3}), ForwardCost({8: 6e-3, 64: 16e-3}), block=8)
+
+
+def simulator(cost: CycleCost, **options) -> Simulator:
+    return Simulator(cost, 7, **({"noise": 0.02, "outliers": 0.0} | options))
+
+
+def test_fixed_lengths_are_fixed():
+    controller = BlockLength(7, fixed=3)
+    assert controller.plan(["a", "b"], 100) == [3, 3]
+    with pytest.raises(ValueError, match="0 to 7 drafts here, it cannot be 8"):
+        BlockLength(7, fixed=8)
+
+
+def test_plain_decoding_is_measured_first():
+    simulation = simulator(CHEAP)
+    controller = simulation.controller
+    assert controller.plan(["a"], 500) == [0] == controller.plan(["a"], 500)
+
+
+def test_no_requests_no_lengths():
+    assert BlockLength(7).plan([], 0) == []
+
+
+def test_drafts_where_they_pay_and_not_where_they_do_not():
+    """vllm#42505: slower than plain decoding above concurrency 8; here it stays plain."""
+    assert simulator(CHEAP).run(Load(1, 500, 5.0)).mean_drafts > 5
+    assert simulator(DEAR).run(Load(8, 500, 2.0)).mean_drafts < 0.2
+
+
+def test_the_same_record_gives_the_same_lengths():
+    outcomes = [simulator(CHEAP, seed=3, outliers=0.01).run(Load(8, 500, 2.0), 0, 300) for _ in range(2)]
+    assert outcomes[0] == outcomes[1]
+
+
+def test_probes_cost_little():
+    """The worst case for probing: drafts are dear and nothing is ever accepted."""
+    for requests in (1, 8, 32):
+        outcome = simulator(DEAR).run(Load(requests, 500, 1.0))
+        assert outcome.controller > 0.98 * outcome.plain, requests
+
+
+def test_it_finds_its_way_back_from_none():
+    """vllm#54691's kind, and omlx#1277's: off while it loses, on again when the text is predictable."""
+    simulation = simulator(CHEAP)
+    assert simulation.run(Load(4, 500, 1.0)).mean_drafts < 0.5
+    outcome = simulation.run(Load(4, 500, 6.0))
+    assert outcome.ratio > 0.97 and outcome.mean_drafts > 5
+
+
+def test_hysteresis_keeps_the_choice_near_break_even():
+    """omlx#3753: where both are worth the same, it does not flip every other step."""
+    level = CycleCost(ForwardCost({1: 20e-3}), ForwardCost({8: 20e-3}), block=8)
+    simulation = simulator(level)
+    simulation.run(Load(8, 500, 2.0), 0, 200)
+    changes, before = 0, simulation.controller.lengths
+    for _ in range(40):
+        simulation.run(Load(8, 500, 2.0), 0, 5)
+        changes += simulation.controller.lengths != before
+        before = simulation.controller.lengths
+    assert changes < 20
+
+
+def test_cheap_rows_are_verified_and_dear_ones_cut():
+    """exllamav3#379: cutting the tail lost where verifying rows is cheap; vllm#43522: it wins where they are dear."""
+    cheap = simulator(CHEAP).run(Load(4, 500, 2.5))
+    rows_are_dear = CycleCost(ForwardCost({1: 20e-3, 4: 22e-3, 64: 140e-3}), ForwardCost({8: 1e-3}), block=8)
+    dear = simulator(rows_are_dear).run(Load(4, 500, 2.5))
+    assert cheap.mean_drafts > 5 and 0.5 < dear.mean_drafts < 3
+    assert cheap.ratio > 0.97 and dear.ratio > 0.97

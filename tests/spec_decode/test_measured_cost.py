@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Costs learnt from samples, against the function that made them."""
+
+import random
+
+import pytest
+
+from vllm_dflash.spec_decode.measured_cost import MeasuredCost
+
+
+def processor(rows: float, requests: int, context: float) -> float:
+    """Attention's arithmetic grows with the rows."""
+    return 0.015 + 0.001 * rows + 1e-7 * context * rows / requests
+
+
+def accelerator(rows: float, requests: int, context: float) -> float:
+    """Flat up to a knee; the KV is read once for all rows of a request."""
+    return max(0.014, 0.0001 * rows) + 1.4e-8 * context
+
+
+@pytest.fixture(params=[processor, accelerator])
+def truth(request):
+    return request.param
+
+
+def measured(truth, loads, samples: int = 6, noise: float = 0.0) -> MeasuredCost:
+    draw = random.Random(1)
+    cost = MeasuredCost()
+    for rows, requests, context in loads:
+        for _ in range(samples):
+            cost.observe(truth(rows, requests, context) * draw.gauss(1, noise), rows, requests, context)
+    return cost
+
+
+def test_nothing_measured_costs_nothing():
+    assert MeasuredCost().seconds(8, 1, 500) == 0
+
+
+def test_measured_loads_have_their_own_mean(truth):
+    loads = [(4, 4, 2000), (32, 4, 2000), (4, 4, 400_000), (32, 4, 400_000), (256, 32, 64_000)]
+    cost = measured(truth, loads, samples=60, noise=0.03)
+    for load in loads:
+        assert cost.seconds(*load) == pytest.approx(truth(*load), rel=0.03)
+
+
+def test_other_loads_are_near(truth):
+    """vllm#48627, vllm#54801: by rows and context, not by rows alone."""
+    loads = [(1, 1, 500), (8, 1, 500), (8, 8, 4000), (64, 8, 4000), (1, 1, 100_000), (8, 1, 100_000), (128, 16, 8000)]
+    cost = measured(truth, loads)
+    for load in [(4, 1, 500), (32, 4, 2000), (2, 1, 30_000), (8, 1, 30_000), (32, 8, 4000)]:
+        assert cost.seconds(*load) == pytest.approx(truth(*load), rel=0.25), load
+
+
+def test_a_row_too_many_outliers_are_needed(truth):
+    """Two outliers in a row change little, a machine that became slower is believed."""
+    cost = measured(truth, [(8, 1, 500)], samples=30)
+    true = truth(8, 1, 500)
+    for _ in range(2):
+        cost.observe(10 * true, 8, 1, 500)
+    assert cost.seconds(8, 1, 500) == pytest.approx(true, rel=0.01)
+    for _ in range(8):
+        cost.observe(2 * true, 8, 1, 500)
+    assert cost.seconds(8, 1, 500) == pytest.approx(2 * true, rel=0.1)
+
+
+def test_the_first_run_of_a_shape_may_be_slow(truth):
+    cost = MeasuredCost()
+    for factor in (20, 1, 1):
+        cost.observe(factor * truth(8, 1, 500), 8, 1, 500)
+    assert cost.seconds(8, 1, 500) == pytest.approx(truth(8, 1, 500))
+
+
+def test_a_longer_context_is_dearer_before_it_is_measured(truth):
+    cost = measured(truth, [(1, 1, 500), (1, 1, 8000), (1, 1, 30_000)])
+    assert cost.seconds(1, 1, 185_000) == pytest.approx(truth(1, 1, 185_000), rel=0.3)
+    assert cost.samples(1, 1, 185_000) == 0 and cost.samples(1, 1, 30_000) == 6

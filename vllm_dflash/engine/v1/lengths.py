@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many drafts each request of a V1 step gets: what may be drafted for at all, and what pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+
+from vllm_dflash.options import server_options
+from vllm_dflash.spec_decode import DraftPlan, SpecDecodeWorker
+from vllm_dflash.spec_decode.length_planner import LengthPlanner
+
+
+class StepLengths:
+    """The planner on V1. `verified` is set where the rows to verify are known: the drafts among this step's rows."""
+
+    def __init__(self, runner: Any, worker: SpecDecodeWorker) -> None:
+        self.runner = runner
+        self.worker = worker
+        self.verified = 0
+        option = server_options(runner.vllm_config.additional_config).block_length
+        together = runner.parallel_config.tensor_parallel_size > 1
+        self.planner = LengthPlanner(worker, option, agree=_as_first_rank if together else None)
+
+    def cap(self, plan: DraftPlan, request_ids: Sequence[str], rows: int) -> None:
+        """Cap the plan of a step by what pays. rows: of the target's forward in this step."""
+        count = len(request_ids)
+        verified, self.verified = self.verified, 0
+        prompts = bool(self.runner.discard_request_mask.np[:count].any())
+        self.planner.begin(rows, not prompts and rows == count + verified)
+        self.planner.forget(self.runner.requests)
+        drafting = plan.rows
+        if not drafting:
+            return
+        ids = request_ids if len(drafting) == count else [request_ids[row] for row in drafting]
+        context = self.worker.clock.context_tokens * len(drafting) / count
+        for row, length in zip(drafting, self.planner.plan(ids, context), strict=True):
+            plan.cap(row, length, "unprofitable")
+
+
+def _as_first_rank(lengths: list[int]) -> list[int]:
+    """The first tensor-parallel rank's lengths: each rank measures its own times, and all must draft alike."""
+    group = get_tp_group()
+    shared = torch.tensor(lengths)
+    torch.distributed.broadcast(shared, src=group.ranks[0], group=group.cpu_group)
+    return shared.tolist()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How likely drafts are accepted, by position and by request, learnt while serving."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect
+from collections.abc import Container, Sequence
+
+# Requests are told apart by how much better or worse than the average they do, in steps of log-odds.
+LEVELS = (-1.6, -0.8, 0.0, 0.8, 1.6)
+AVERAGE = 2
+# A request's own log-odds count like the average's once their variance, 1 / (judged p (1 - p)), is down to this.
+OWN_VARIANCE = 0.15
+# Positions without a record of their own are taken to do a little worse than the one before.
+DECLINE = 0.97
+FIRST_GUESS = 0.5
+# Over so many requests a surprise of so many standard deviations leaves the record the weight of so many.
+RECENT, SURPRISING, DOUBTED = 12.0, 3.0, 4.0
+
+
+class Acceptance:
+    """Acceptance probability of drafts 1..most, given that those before were accepted.
+
+    steps: how many steps without news halve a record. Old records fade into a slow average, not into a fixed prior.
+    """
+
+    def __init__(self, most: int, steps: float = 150.0) -> None:
+        self.most = most
+        self.fading = 0.5 ** (1.0 / steps)
+        self._accepted = [0.0] * most
+        self._judged = [0.0] * most
+        self._slow = [0.0, 0.0]
+        self._own: dict[str, tuple[float, float, int]] = {}
+        self._recent = (0.0, 0.0)
+        self._step = 0
+        self._faded = 0
+
+    @property
+    def record(self) -> float:
+        """How many verified requests the record of position 1 amounts to now."""
+        self._fade()
+        return self._judged[0]
+
+    def advance(self) -> None:
+        """One more step of the engine."""
+        self._step += 1
+
+    def _fade(self, keep: float = 1.0) -> None:
+        if self._step > self._faded:
+            keep *= self.fading ** (self._step - self._faded)
+            self._faded = self._step
+        if keep < 1.0:
+            self._accepted = [keep * count for count in self._accepted]
+            self._judged = [keep * count for count in self._judged]
+
+    def observe(
+        self, request_ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int], memory: float = 96.0
+    ) -> None:
+        """Of drafted[i] drafts of request i, the first accepted[i] were accepted; those with no drafts say nothing.
+
+        memory: how many verified requests (or six batches, where that is more) the record reaches back.
+        """
+        news = [entry for entry in zip(request_ids, drafted, accepted, strict=True) if entry[1] > 0]
+        if not news:
+            return
+        self._doubt(news)
+        self._fade(math.exp(-len(news) / max(memory, 6.0 * len(news))))
+        judged, passed = [0] * (self.most + 1), [0] * (self.most + 1)
+        for request_id, drafts, good in news:
+            judged[min(good + 1, drafts)] += 1
+            passed[good] += 1
+            total, hits, step = self._own.get(request_id, (0.0, 0.0, self._step))
+            faded = 0.95 * self.fading ** (self._step - step)
+            self._own[request_id] = (faded * total + min(good + 1, drafts), faded * hits + good, self._step)
+        for j in range(self.most):
+            self._judged[j] += sum(judged[j + 1 :])
+            self._accepted[j] += sum(passed[j + 1 :])
+        slow = math.exp(-len(news) / 600)
+        self._slow = [slow * self._slow[0] + len(news), slow * self._slow[1] + sum(passed[1:])]
+
+    def _doubt(self, news: list[tuple[str, int, int]]) -> None:
+        """Give the record little weight where the last dozen of requests say that the text has changed.
+
+        Their accepted drafts against what the record expects, over its standard deviation.
+        """
+        self._fade()
+        survival = list(itertools.accumulate(self.by_position(), lambda a, b: a * b))
+        mean = [0.0, *itertools.accumulate(survival)]
+        square = [0.0, *itertools.accumulate((2 * k + 1) * s for k, s in enumerate(survival))]
+        keep = math.exp(-len(news) / max(RECENT, 2.0 * len(news)))
+        surprise, variance = self._recent
+        surprise = keep * surprise + sum(good - mean[drafts] for _, drafts, good in news)
+        variance = keep * variance + sum(square[drafts] - mean[drafts] ** 2 for _, drafts, _ in news)
+        if surprise**2 > SURPRISING**2 * max(variance, 0.01) and self._judged[0] > DOUBTED:
+            weight = DOUBTED / self._judged[0]
+            self._accepted = [weight * count for count in self._accepted]
+            self._judged = [weight * count for count in self._judged]
+            self._slow = [weight * count for count in self._slow]
+            surprise = variance = 0.0
+        self._recent = (surprise, variance)
+
+    def forget(self, alive: Container[str]) -> None:
+        """Drop the records of requests that have ended."""
+        self._own = {name: own for name, own in self._own.items() if name in alive}
+
+    def by_position(self, shift: float = 0.0) -> list[float]:
+        """[most] probabilities of the average request, or of one that is better by `shift` log-odds."""
+        self._fade()
+        count, hits = self._slow
+        prior = (hits + 2 * FIRST_GUESS) / (count + 2)
+        rates = []
+        for good, judged in zip(self._accepted, self._judged, strict=True):
+            rate = (good + 1.5 * prior) / (judged + 1.5)
+            rates.append(rate)
+            prior = DECLINE * rate
+        if not shift:
+            return rates
+        return [_logistic(_logit(rate) + shift) for rate in rates]
+
+    def levels(self, request_ids: Sequence[str]) -> list[int]:
+        """Which of LEVELS each request is at."""
+        self._fade()
+        average = sum(self._accepted) / sum(self._judged) if self._judged[0] > 1 else FIRST_GUESS
+        middle = _logit(average)
+        prior = 1.0 / (OWN_VARIANCE * max(average * (1 - average), 0.01))
+        bounds = [_logistic(middle + (a + b) / 2) for a, b in itertools.pairwise(LEVELS)]
+        levels = []
+        for request_id in request_ids:
+            own = self._own.get(request_id)
+            if own is None:
+                levels.append(AVERAGE)
+                continue
+            total, hits, step = own
+            faded = self.fading ** (self._step - step)
+            levels.append(bisect(bounds, (faded * hits + prior * average) / (faded * total + prior)))
+        return levels
+
+    def survival(self) -> list[list[float]]:
+        """[levels][most]: probability that the first k drafts are accepted."""
+        return [list(itertools.accumulate(self.by_position(shift), lambda a, b: a * b)) for shift in LEVELS]
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, 1e-3), 1 - 1e-3)
+    return math.log(p / (1 - p))
+
+
+def _logistic(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x))

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many drafts each request gets next: what its costs and its acceptance, both measured, say pays most."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from vllm_dflash.spec_decode.acceptance import AVERAGE, LEVELS, Acceptance
+from vllm_dflash.spec_decode.measured_cost import MeasuredCost
+
+# Another choice must promise this much more before it replaces the one in use.
+HYSTERESIS = 0.015
+# Share of all time that trying drafts may lose while plain decoding looks better.
+PROBE_SHARE = 0.01
+# One request in this many drafts in a probe.
+PROBE_REQUESTS = 8
+# Samples that a number of rows needs before its cost counts as measured.
+MEASURED = 3
+# Verified requests that the record must amount to before drafting is taken up.
+EVIDENCE = 4.0
+# Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
+DRAFTING_MEMORY, PROBING_MEMORY = 96.0, 24.0
+# Steps between two looks at the choice; the first while things change.
+SOON, SELDOM = 2, 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the engine as it was.
+
+    seconds: the whole step, its draft included. rows: the target's, over `requests` requests with `context` tokens
+    before them in all. draft_seconds, draft_rows, drafting: the draft's forward and selection in that step.
+    """
+
+    seconds: float
+    rows: int
+    requests: int
+    context: float
+    draft_seconds: float = 0.0
+    draft_rows: int = 0
+    drafting: int = 0
+
+
+@dataclass(frozen=True)
+class _Load:
+    requests: int
+    context: float
+    members: tuple[int, ...]
+    """Requests at each of LEVELS."""
+
+
+class BlockLength:
+    """Chooses the drafts of each request so that the batch's tokens a second are most.
+
+    most: K, the drafter's slots. block: rows of the drafter a drafting request. fixed: always that many drafts.
+    Only what it is told enters the choice, no clock and no chance: the same record gives the same lengths.
+    """
+
+    def __init__(self, most: int, block: int | None = None, fixed: int | None = None) -> None:
+        if fixed is not None and not 0 <= fixed <= most:
+            raise ValueError(f"A fixed block length is 0 to {most} drafts here, it cannot be {fixed}.")
+        self.most = most
+        self.block = block or 1 + most
+        self.fixed = fixed
+        self.acceptance = Acceptance(most)
+        self.step_cost = MeasuredCost()
+        self.draft_cost = MeasuredCost()
+        self.lengths = (0,) * len(LEVELS)
+        self._load: _Load | None = None
+        self._levels: dict[str, int] = {}
+        self._bank = 0.0
+        self._turn = 0
+        self._step = 0
+        self._decided = -SELDOM
+        self._lively = 0
+        self._probed = 0
+        self._plain = 0
+
+    def observe(self, step: Step) -> None:
+        """Times of a step all of whose rows were decoded ones."""
+        if self.fixed is not None or step.requests == 0:
+            return
+        if step.drafting:
+            context = step.context * step.drafting / step.requests
+            self.draft_cost.observe(step.draft_seconds, step.draft_rows, step.drafting, context)
+        self.step_cost.observe(max(step.seconds - step.draft_seconds, 0.0), step.rows, step.requests, step.context)
+        if not any(self.lengths):
+            self._bank += PROBE_SHARE * min(step.seconds, 2 * self._plain_seconds() or step.seconds)
+        if step.rows == step.requests:
+            self._plain = self._step
+
+    def verified(self, request_ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """What became of a step's drafts, a request."""
+        if self.fixed is None:
+            memory = DRAFTING_MEMORY if any(self.lengths) else PROBING_MEMORY
+            self.acceptance.observe(request_ids, drafted, accepted, memory)
+
+    def forget(self, alive: Container[str]) -> None:
+        """Drop what is known of requests that have ended."""
+        self.acceptance.forget(alive)
+
+    def plan(self, request_ids: Sequence[str], context: float) -> list[int]:
+        """Drafts for each request of the next step, `context` tokens in all before them. 0: no draft forward."""
+        if self.fixed is not None:
+            return [self.fixed] * len(request_ids)
+        self._step += 1
+        self.acceptance.advance()
+        count = len(request_ids)
+        if count == 0 or self.most == 0:
+            return [0] * count
+        if self._load is None or _differs(self._load, count, context):
+            self._lively = self._step + 40
+            self._decided = self._step - SELDOM
+        if self._load is None or self._step - self._decided >= (SOON if self._step <= self._lively else SELDOM):
+            levels = self.acceptance.levels(request_ids)
+            self._levels = dict(zip(request_ids, levels, strict=True))
+            load = _Load(count, context, tuple(levels.count(level) for level in range(len(LEVELS))))
+            self._load = load
+            if self._needs_plain(load):
+                return [0] * count
+            self._decide(load)
+        load = self._load
+        if not any(self.lengths):
+            probe = self._probe(load, count)
+            if probe is not None:
+                return probe
+            return [0] * count
+        return [self.lengths[self._levels.get(request_id, AVERAGE)] for request_id in request_ids]
+
+    def speedup(self) -> float:
+        """Estimate of tokens a second with the lengths in use over those of plain decoding."""
+        if self._load is None or not any(self.lengths):
+            return 1.0
+        plain = self._value(self._load, (0,) * len(LEVELS))
+        return self._value(self._load, self.lengths) / plain if plain > 0 else 1.0
+
+    def _plain_seconds(self) -> float:
+        load = self._load
+        return 0.0 if load is None else self.step_cost.seconds(load.requests, load.requests, load.context)
+
+    def _needs_plain(self, load: _Load) -> bool:
+        """Whether plain decoding of this load is not measured yet, or long ago."""
+        if self.step_cost.samples(load.requests, load.requests, load.context) < MEASURED:
+            return True
+        return self._step - self._plain > 1500
+
+    def _decide(self, load: _Load) -> None:
+        self._decided = self._step
+        value, lengths = self._best(load)
+        if lengths == self.lengths:
+            return
+        if not any(self.lengths) and self.acceptance.record < EVIDENCE:
+            return
+        if value > self._value(load, self.lengths) * (1 + HYSTERESIS):
+            self.lengths = lengths
+            self._lively = self._step + 40
+
+    def _best(self, load: _Load) -> tuple[float, tuple[int, ...]]:
+        """The lengths a level with the most tokens a second.
+
+        Each further draft costs one row, whoever's it is, so they are taken in the order of their probabilities; what
+        is left is how many.
+        """
+        survival = self.acceptance.survival()
+        items = sorted(
+            (-survival[level][k], k, level)
+            for level in range(len(LEVELS))
+            if load.members[level]
+            for k in range(self.most)
+        )
+        lengths = [0] * len(LEVELS)
+        tokens, rows, drafting = float(load.requests), load.requests, 0
+        best = tokens / max(self._seconds(load, rows, 0), 1e-9), tuple(lengths)
+        for negative, k, level in items:
+            members = load.members[level]
+            lengths[level] = k + 1
+            tokens -= negative * members
+            rows += members
+            drafting += members if k == 0 else 0
+            value = tokens / max(self._seconds(load, rows, drafting), 1e-9)
+            if value > best[0]:
+                best = value, tuple(lengths)
+        # Nobody is at the other levels now; whoever gets there before the next look is taken for the average.
+        usual = best[1][AVERAGE] if load.members[AVERAGE] else max(best[1])
+        return best[0], tuple(n if m else usual for n, m in zip(best[1], load.members, strict=True))
+
+    def _value(self, load: _Load, lengths: Sequence[int]) -> float:
+        """Tokens a second of these lengths."""
+        survival = self.acceptance.survival()
+        tokens, rows, drafting = float(load.requests), load.requests, 0
+        for level, members in enumerate(load.members):
+            tokens += members * sum(survival[level][: lengths[level]])
+            rows += members * lengths[level]
+            drafting += members if lengths[level] else 0
+        return tokens / max(self._seconds(load, rows, drafting), 1e-9)
+
+    def _seconds(self, load: _Load, rows: int, drafting: int) -> float:
+        seconds = self.step_cost.seconds(rows, load.requests, load.context)
+        if drafting:
+            context = load.context * drafting / load.requests
+            seconds += self.draft_cost.seconds(drafting * self.block, drafting, context)
+        return seconds
+
+    def _probe(self, load: _Load, count: int) -> list[int] | None:
+        """Drafts for a few requests, once the time that has been put by pays for what they are expected to lose."""
+        if self._step - self._probed < 3:
+            return None
+        plain = self._plain_seconds()
+        drafting = max(1, load.requests // PROBE_REQUESTS)
+        survival = self.acceptance.survival()[AVERAGE]
+        # What was never measured here may cost anything: half a step is risked for it.
+        unknown = self.draft_cost.samples(drafting * self.block, drafting, load.context * drafting / load.requests) == 0
+        draft = 0.5 * plain if unknown else self._seconds(load, load.requests, drafting) - plain
+        losses, gained = [], 0.0
+        for k in range(1, self.most + 1):
+            seconds = draft + self.step_cost.seconds(load.requests + drafting * k, load.requests, load.context)
+            gained += survival[k - 1]
+            losses.append(max(seconds - plain * (1 + gained * drafting / load.requests), 0.02 * plain))
+        # As deep as costs little more than the cheapest: every position that is judged tells something.
+        chosen = max(k for k, loss in enumerate(losses, 1) if loss <= 1.3 * min(losses))
+        least = losses[chosen - 1]
+        # What was put by while nothing was worth trying is not for spending at once.
+        self._bank = min(self._bank, max(least, 2 * plain))
+        if self._bank < least:
+            return None
+        self._bank -= least
+        self._probed = self._step
+        self._lively = self._step + 8
+        self._decided = min(self._decided, self._step - SOON)
+        lengths = [0] * count
+        for i in range(min(drafting, count)):
+            lengths[(self._turn + i) % count] = chosen
+        self._turn += drafting
+        return lengths
+
+
+def _differs(before: _Load, requests: int, context: float) -> bool:
+    """Whether the load has changed by more than an eighth in requests, or by half in context."""
+    return abs(requests - before.requests) * 8 > before.requests or not (
+        before.context / 1.5 - 1000 <= context <= before.context * 1.5 + 1000
+    )

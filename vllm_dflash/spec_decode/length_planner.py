@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block length controller and its feed: a worker's timings and outcomes in, lengths out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from vllm_dflash.spec_decode.block_length import BlockLength, Step
+from vllm_dflash.spec_decode.outcome import StepOutcome
+from vllm_dflash.spec_decode.timing import Timing
+
+if TYPE_CHECKING:
+    from vllm_dflash.spec_decode.worker import SpecDecodeWorker
+
+# Steps between two looks for requests that have ended.
+TIDIED = 256
+
+
+class LengthPlanner:
+    """Lengths for the requests of each step. An adapter calls `begin` and `plan` once a step, in that order.
+
+    length: "auto", or the same number of drafts for everyone. now: the host's clock in seconds.
+    agree: makes lengths the same on all ranks that run one model together (they measure different times).
+    """
+
+    def __init__(
+        self,
+        worker: SpecDecodeWorker,
+        length: Literal["auto"] | int = "auto",
+        now: Callable[[], float] = time.perf_counter,
+        agree: Callable[[list[int]], list[int]] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.now = now
+        self.agree = agree
+        self.controller = BlockLength(worker.drafts, 1 + worker.drafts, None if length == "auto" else length)
+        self._steps: dict[int, Step] = {}
+        self._ended: float | None = None
+        if self.controller.fixed is None:
+            worker.observers.append(self._verified)
+            worker.timing_observers.append(self._timed)
+
+    def begin(self, rows: int, decoding: bool) -> None:
+        """The step at hand has `rows` target rows. decoding: no row of it belongs to a prompt."""
+        clock = self.worker.clock
+        if decoding and self.controller.fixed is None:
+            self._steps[clock.step] = Step(0.0, rows, clock.requests, float(clock.context_tokens))
+
+    def plan(self, request_ids: Sequence[str], context: float) -> list[int]:
+        """Drafts for each of these requests, which hold `context` tokens in all. 0: none, and no draft forward."""
+        lengths = self.controller.plan(request_ids, context)
+        if self.agree is not None and self.controller.fixed is None:
+            lengths = self.agree(lengths)
+        clock = self.worker.clock
+        drafting = sum(1 for length in lengths if length)
+        if drafting and clock.step in self._steps:
+            self._steps[clock.step] = replace(
+                self._steps[clock.step], draft_rows=drafting * self.controller.block, drafting=drafting
+            )
+        return lengths
+
+    def forget(self, alive: Container[str]) -> None:
+        """Now and then drops what is known of requests that have ended."""
+        if self.worker.clock.step % TIDIED == 0:
+            self.controller.forget(alive)
+
+    def _verified(self, outcome: StepOutcome) -> None:
+        self.controller.verified(outcome.request_ids, outcome.drafted, outcome.accepted)
+
+    def _timed(self, timings: Sequence[Timing]) -> None:
+        """The end of a step: how long it took, and the stages that have completed, of this one or of earlier ones."""
+        ended, before = self.now(), self._ended
+        self._ended = ended
+        current = self.worker.clock.step
+        step = self._steps.get(current)
+        if step is not None:
+            if before is None:
+                del self._steps[current]
+            else:
+                self._steps[current] = replace(step, seconds=ended - before)
+        for timing in timings:
+            step = self._steps.get(timing.step)
+            if step is not None and timing.stage in ("draft", "select"):
+                self._steps[timing.step] = replace(step, draft_seconds=step.draft_seconds + timing.seconds)
+        # On a CPU this step's stages are all here; on a device a step's are once a later one's come.
+        known = current if self.worker.clock.device.type == "cpu" else max((t.step for t in timings), default=0) - 1
+        for number in [number for number in self._steps if number <= known]:
+            self.controller.observe(self._steps.pop(number))

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Costs as they are measured: seconds by rows and context, learnt while serving."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# New samples count for at least this share of a cell's mean, so that it follows a machine whose speed changes.
+SMOOTHING = 0.12
+# A mean is of medians of so many: two of them in a row may be outliers.
+MEDIAN_OF = 5
+# Samples after which the fit to all cells is renewed.
+RENEWED = 16
+
+
+@dataclass
+class _Cell:
+    """Samples of nearly equal rows, rows a request and context a request."""
+
+    rows: float
+    requests: float
+    context: float
+    seconds: float
+    recent: tuple[float, ...]
+    samples: int = 1
+    ratio: float = 1.0
+    """Measured over fitted seconds."""
+
+    def add(self, seconds: float, rows: int, requests: int, context: float) -> None:
+        self.samples += 1
+        self.recent = (*self.recent[1 - MEDIAN_OF :], seconds)
+        # Of two the smaller: the first run of a shape may carry its warm-up.
+        middle = sorted(self.recent)[(len(self.recent) - 1) // 2]
+        share = 1.0 if self.samples <= MEDIAN_OF else max(SMOOTHING, 1.0 / (self.samples - MEDIAN_OF + 1))
+        if abs(middle - self.seconds) > 0.3 * self.seconds:
+            share = max(share, 0.5)
+        self.seconds += share * (middle - self.seconds)
+        share = max(SMOOTHING, 1.0 / self.samples)
+        self.rows += share * (rows - self.rows)
+        self.requests += share * (requests - self.requests)
+        self.context += share * (context - self.context)
+
+
+class MeasuredCost:
+    """Seconds over n rows of B requests with C context tokens in all, from samples.
+
+    A load that was measured has its own mean. For the others: seconds = (a + b n + c C + d C (n/B - 1)) * r with
+    a, b, c, d >= 0 fitted to all cells (c: KV is read once for all rows of a request; d: attention's arithmetic grows
+    with the rows), and r interpolated between what cells of like context measured against that fit.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int, int], _Cell] = {}
+        self._weights = [0.0] * 4
+        self._news = 0
+
+    def observe(self, seconds: float, rows: int, requests: int, context: float) -> None:
+        """One measured step. context: tokens before the rows, of all requests together."""
+        key = _key(rows, requests, context)
+        cell = self._cells.get(key)
+        if cell is None:
+            self._cells[key] = _Cell(rows, requests, context, seconds, (seconds,))
+            self._news += RENEWED
+        else:
+            cell.add(seconds, rows, requests, context)
+            self._news += RENEWED if cell.samples < 4 else 1
+
+    def samples(self, rows: int, requests: int, context: float) -> int:
+        """How many samples there are of such a load."""
+        cell = self._cells.get(_key(rows, requests, context))
+        return 0 if cell is None else cell.samples
+
+    def seconds(self, rows: int, requests: int, context: float) -> float:
+        """The expected seconds; 0 before the first sample."""
+        if not self._cells or rows <= 0:
+            return 0.0
+        if self._news >= RENEWED:
+            self._news = 0
+            self._weights = _fitted(self._cells.values(), self._weights)
+            for known in self._cells.values():
+                known.ratio = known.seconds / max(self._fit(known.rows, known.requests, known.context), 1e-9)
+        cell = self._cells.get(_key(rows, requests, context))
+        fit = self._fit(rows, requests, context)
+        if cell is None:
+            return fit * self._ratio(rows, requests, context)
+        inside = fit / max(self._fit(cell.rows, cell.requests, cell.context), 1e-9)
+        return cell.seconds * min(max(inside, 0.5), 2.0)
+
+    def _fit(self, rows: float, requests: float, context: float) -> float:
+        return sum(w * f for w, f in zip(self._weights, _features(rows, requests, context), strict=True))
+
+    def _ratio(self, rows: int, requests: int, context: float) -> float:
+        """Measured over fitted, of the cells next in rows among those of like context."""
+        _, _, like = _key(rows, requests, context)
+        low: _Cell | None = None
+        high: _Cell | None = None
+        for (_, _, kind), cell in self._cells.items():
+            if abs(kind - like) > 1:
+                continue
+            if cell.rows <= rows and (low is None or cell.rows > low.rows):
+                low = cell
+            if cell.rows >= rows and (high is None or cell.rows < high.rows):
+                high = cell
+        if low is None or high is None or high.rows <= low.rows:
+            one = low or high
+            return 1.0 if one is None else one.ratio
+        along = math.log(rows / low.rows) / math.log(high.rows / low.rows)
+        return low.ratio + along * (high.ratio - low.ratio)
+
+
+def _features(rows: float, requests: float, context: float) -> tuple[float, float, float, float]:
+    return 1.0, rows, context, context * (rows / max(requests, 1) - 1)
+
+
+def _fitted(cells: Iterable[_Cell], start: Sequence[float]) -> list[float]:
+    """Least squares of the relative errors under weights >= 0, by coordinate descent from `start`."""
+    table = [
+        [feature / cell.seconds for feature in _features(cell.rows, cell.requests, cell.context)]
+        for cell in cells
+        if cell.seconds > 0
+    ]
+    if not table:
+        return list(start)
+    size = range(len(start))
+    scale = [max(math.sqrt(sum(row[i] ** 2 for row in table)), 1e-30) for i in size]
+    table = [[row[i] / scale[i] for i in size] for row in table]
+    gram = [[sum(row[i] * row[j] for row in table) for j in size] for i in size]
+    target = [sum(row[i] for row in table) for i in size]
+    weights = [w * s for w, s in zip(start, scale, strict=True)]
+    for _ in range(60):
+        for i in size:
+            rest = sum(gram[i][j] * weights[j] for j in size if j != i)
+            weights[i] = max((target[i] - rest) / (gram[i][i] + 1e-6), 0.0)
+    return [w / s for w, s in zip(weights, scale, strict=True)]
+
+
+def _key(rows: float, requests: float, context: float) -> tuple[int, int, int]:
+    """Rows to a fifth, rows a request in powers of two, context a request in powers of two from 1000 tokens."""
+    requests = max(requests, 1)
+    return (
+        round(4 * math.log2(max(rows, 1))),
+        math.ceil(math.log2(max(rows / requests, 1)) - 1e-9),
+        round(math.log2(1 + context / requests / 1000)),
+    )
