@@ -4,7 +4,7 @@ PYTHON ?= python3
 export PYTHON MACHINE
 RUN := .venv/bin/python
 
-.PHONY: soak help setup demo-pair demo test test-all lint check-cuda bench-demo bench-ops gpu-check
+.PHONY: soak help setup demo-pair demo test test-all lint check-cuda bench-demo bench-ops bench-metrics gpu-check
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make check-cuda nvcc compiles the CUDA part for every architecture, nothing spilled (no GPU needed)"
 	@echo "make bench-demo vllm-dflash bench on the demo pair, a small matrix"
 	@echo "make bench-ops  the operations against vLLM's own, on this machine's processors"
+	@echo "make bench-metrics  what the metrics cost a step of the demo pair"
 	@echo "make soak       15,000 steps of random traffic on V1 and 1,500 on V2, every step checked (SOAK_ARGS)"
 	@echo "make gpu-check  the operations on an NVIDIA GPU: tests, graph replays, times"
 
@@ -48,6 +49,9 @@ bench-demo: demo-pair
 		.demo/target .demo/drafter --out .demo/bench --groups ngram,dflash2 --workloads code,chat,prose \
 		--output-tokens 64 --concurrency 1,4 --temperature 0 --count 4 --repeats 1 --break-even \
 		$(BENCH_ARGS) -- --enforce-eager --max-model-len 2048
+
+bench-metrics: demo-pair
+	@$(RUN) -m vllm_dflash.bench.metrics --target .demo/target --drafter .demo/drafter
 
 bench-ops: setup
 	@$(RUN) -m vllm_dflash.bench.ops

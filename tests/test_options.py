@@ -3,7 +3,7 @@
 
 import pytest
 
-from vllm_dflash.options import RequestOptionError, RequestOptions, request_options, server_options
+from vllm_dflash.options import RequestOptionError, RequestOptions, ServerOptions, request_options, server_options
 
 
 def test_no_options_are_the_defaults() -> None:
@@ -15,8 +15,9 @@ def test_an_unknown_option_is_named_with_the_known_ones() -> None:
         server_options({"dflash": {"catalogue": "x"}})
     assert str(error.value) == (
         "\"dflash\" in --additional-config: catalogue: Extra inputs are not permitted (given: 'x'). "
-        "Known options: block_length, catalog."
+        f"Known options: {', '.join(sorted(ServerOptions.model_fields))}."
     )
+    assert {"catalog", "metrics", "workloads"} <= set(ServerOptions.model_fields)
 
 
 def test_options_that_are_no_object_are_refused() -> None:

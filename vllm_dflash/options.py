@@ -22,6 +22,12 @@ class ServerOptions(BaseModel):
     block_length: Literal["auto"] | Annotated[int, Field(strict=True, ge=0)] = "auto"
     """Drafts a request and step: what pays most by measured cost and acceptance, or always this many."""
 
+    metrics: bool = True
+    """Whether the `vllm_dflash:` metrics are measured and stand on /metrics."""
+
+    workloads: int = Field(default=16, ge=0, le=1000)
+    """The most names that requests may give their workload in the metrics; all further ones are "other"."""
+
 
 class RequestOptions(BaseModel):
     """Options of one request, from `SamplingParams.extra_args` or, over HTTP, `vllm_xargs`."""

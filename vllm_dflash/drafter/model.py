@@ -127,6 +127,8 @@ class DFlashDrafter(nn.Module):
             soft_cap=config.softcap,
         )
         self.context: ContextProjection | None = None
+        # Before the target's are shared, and before a CPU packs them out of sight.
+        self.own_weights_bytes = sum(parameter.nbytes for parameter in self.parameters())
 
     @property
     def has_selector(self) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,9 @@ def deactivate() -> None:
     from vllm import ModelRegistry
 
     http_requests.narrow()
+    metrics = sys.modules.get("vllm_dflash.engine.metrics")
+    if metrics is not None:
+        metrics.drop()
     _take_back(lambda seam: seam.stage != "always")
     ModelRegistry.models.update(_stock_architectures)
     _stock_architectures.clear()

@@ -21,13 +21,14 @@ class StepOutcome:
     """Decoding requests of one step: drafts that were verified and how many of them were accepted.
 
     request_ids: B ids; a request without drafts counts 0 in both. drafted, accepted: B ints, accepted <= drafted.
-    skipped: by reason, requests that got no draft since the last outcome.
+    skipped: by reason, requests that got no draft since the last outcome. step: as in Timing.
     """
 
     request_ids: Sequence[str]
     drafted: Sequence[int]
     accepted: Sequence[int]
     skipped: dict[str, int] = field(default_factory=dict)
+    step: int = 0
 
 
 Observer = Callable[[StepOutcome], None]

@@ -53,6 +53,7 @@ class StageClock:
         self.step = 0
         self.requests = 0
         self.context_tokens = 0
+        self.paused = False  # where the engine warms up: nothing is timed
         self._new_event = event or (lambda: torch.Event(self.device, enable_timing=True))
         self._events: list[Any] = []
         self._waiting: deque[tuple[Timing, Any, Any]] = deque()
@@ -99,6 +100,8 @@ class _Span:
 
     def __enter__(self) -> None:
         clock = self.clock
+        if clock.paused:
+            return
         if clock.device.type == "cpu":
             self.start = clock.now()
         elif not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):

@@ -76,10 +76,10 @@ def judge(inputs: VerifyInputs, block: DraftBlock | None) -> Verdict:
         inputs.anchor_positions,
         max(inputs.counts),
     )
-    return Verdict(output_ids[:, :width], accepted, _drafted(inputs, block, slots))
+    return Verdict(output_ids[:, :width], accepted, drafted_counts(inputs, block, slots))
 
 
-def _drafted(inputs: VerifyInputs, block: DraftBlock, slots: torch.Tensor) -> torch.Tensor:
+def drafted_counts(inputs: VerifyInputs, block: DraftBlock, slots: torch.Tensor) -> torch.Tensor:
     """Drafts of the block among each request's rows, [B] int64; slots [N] as from `block.slots`."""
     if not block.request_ids:
         return torch.zeros(len(inputs.counts), dtype=torch.int64, device=slots.device)

@@ -10,7 +10,7 @@ import torch
 from vllm_dflash.spec_decode.draft_block import DraftBlock
 from vllm_dflash.spec_decode.outcome import Observer, Readback, StepOutcome, Tally, TimingObserver
 from vllm_dflash.spec_decode.timing import StageClock
-from vllm_dflash.spec_decode.verification import Verdict, VerifyInputs, judge
+from vllm_dflash.spec_decode.verification import VerifyInputs, judge
 
 
 class Drafter(Protocol):
@@ -106,26 +106,31 @@ class SpecDecodeWorker:
         """The rows of this step against the block of the last one; see `verification.verify`."""
         with self.clock.stage("verify", rows=inputs.draft_ids.shape[0] + len(inputs.counts)):
             verdict = judge(inputs, self.block)
-        self._observe(inputs, verdict)
+        self.observe(inputs.request_ids, inputs.counts, verdict.drafted, (verdict.output_ids >= 0).sum(dim=1))
         return verdict.output_ids, verdict.accepted
 
-    def _observe(self, inputs: VerifyInputs, verdict: Verdict) -> None:
-        """Tells the observers about the requests that had rows to verify, once the counts are on the host."""
-        rows = [row for row, count in enumerate(inputs.counts) if count]
-        ids = [inputs.request_ids[row] for row in rows]
-        counts = [inputs.counts[row] for row in rows]
+    def observe(
+        self, request_ids: Sequence[str], counts: Sequence[int], drafted: torch.Tensor | None, emitted: torch.Tensor
+    ) -> None:
+        """Tells the observers about the requests that had rows to verify, once the numbers are on the host.
+
+        counts: B rows to verify. drafted: [B] how many of them held a draft, None: all. emitted: [B] tokens they gave.
+        """
+        rows = [row for row, count in enumerate(counts) if count]
+        ids = [request_ids[row] for row in rows]
+        step = self.clock.step
         self._verified = set(ids)
         if not ids or not self.observers:
             return
 
         def tell(numbers: list[list[int]]) -> None:
-            drafted = [min(numbers[0][row], count) for row, count in zip(rows, counts, strict=True)]
+            real = counts if drafted is None else numbers[1]
+            own = [min(real[row], counts[row]) for row in rows]
             # A row without a finite logit yields no token at all.
-            accepted = [min(max(numbers[1][r] - 1, 0), most) for r, most in zip(rows, drafted, strict=True)]
-            self._tell(StepOutcome(ids, drafted, accepted, self._skipped()))
+            accepted = [min(max(numbers[0][row] - 1, 0), most) for row, most in zip(rows, own, strict=True)]
+            self._tell(StepOutcome(ids, own, accepted, self._skipped(), step))
 
-        emitted = (verdict.output_ids >= 0).sum(dim=1)
-        self._readback.read(torch.stack([verdict.drafted, emitted]), tell)
+        self._readback.read(torch.stack([emitted] if drafted is None else [emitted, drafted]), tell)
 
     def end_step(self, decoding: Sequence[str]) -> None:
         """Call it after each step, drafted or not. decoding: ids of the requests past their prompt in this step."""
@@ -133,7 +138,8 @@ class SpecDecodeWorker:
         plain = [request_id for request_id in decoding if request_id not in self._verified]
         self._verified = set()
         if plain or self.tally.skipped:
-            self._tell(StepOutcome(plain, [0] * len(plain), [0] * len(plain), self._skipped()))
+            none = [0] * len(plain)
+            self._tell(StepOutcome(plain, none, none, self._skipped(), self.clock.step))
         timings = self.clock.take()
         for observer in self.timing_observers:
             observer(timings)

@@ -22,6 +22,8 @@ from vllm_dflash.engine.requests import RequestTable
 from vllm_dflash.engine.seeds import request_seeds
 from vllm_dflash.engine.v1.attention import DraftAttentionGroups
 from vllm_dflash.engine.v1.lengths import StepLengths
+from vllm_dflash.engine.v1.metrics import V1Metrics
+from vllm_dflash.engine.worker_metrics import wanted
 from vllm_dflash.spec_decode import Anchors, DraftPlan, SpecDecodeWorker, VerifyInputs
 
 logger = init_logger(__name__)
@@ -62,6 +64,7 @@ class Proposer(DFlashProposer):
             self.device,
         )
         self.lengths = StepLengths(self.runner, self.worker)
+        self.runner.vllm_dflash_metrics = V1Metrics(self.runner, self.worker) if wanted(self.vllm_config) else None
         # The runner stops drafting for the whole batch, and so leaves a hole in the draft KV, when one request nears
         # this length. Here each request has its own limit.
         rotary = self.model.attention_layers()[0].rotary_emb.cos_sin_cache

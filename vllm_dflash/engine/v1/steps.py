@@ -16,27 +16,41 @@ def worker_of(runner: Any) -> SpecDecodeWorker | None:
 
 
 def model_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """GPUModelRunner._model_forward, timed as the stage "target"."""
+    """GPUModelRunner._model_forward, where a step and its stage "target" begin."""
 
     @functools.wraps(stock)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         worker = worker_of(self)
-        if worker is None:
-            return stock(self, *args, **kwargs)
-        batch = self.input_batch
-        requests = batch.num_reqs
-        worker.clock.begin_step(requests, int(batch.num_computed_tokens_cpu[:requests].sum()))
-        ids = args[0] if args else kwargs.get("input_ids")
-        if ids is None:
-            ids = kwargs.get("inputs_embeds")
-        with worker.clock.stage("target", rows=0 if ids is None else ids.shape[0]):
-            return stock(self, *args, **kwargs)
+        if worker is not None:
+            batch = self.input_batch
+            requests = batch.num_reqs
+            worker.clock.begin_step(requests, int(batch.num_computed_tokens_cpu[:requests].sum()))
+            ids = args[0] if args else kwargs.get("input_ids")
+            if ids is None:
+                ids = kwargs.get("inputs_embeds")
+            self.vllm_dflash_target = worker.clock.stage("target", rows=0 if ids is None else ids.shape[0])
+            self.vllm_dflash_target.__enter__()
+        return stock(self, *args, **kwargs)
+
+    return wrapper
+
+
+def execute_model(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """GPUModelRunner.execute_model, where the stage "target" ends: the logits of its rows are part of it."""
+
+    @functools.wraps(stock)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.vllm_dflash_target = None
+        output = stock(self, *args, **kwargs)
+        if self.vllm_dflash_target is not None:
+            self.vllm_dflash_target.__exit__(None, None, None)
+        return output
 
     return wrapper
 
 
 def sample_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """GPUModelRunner.sample_tokens, after which the step has ended."""
+    """GPUModelRunner.sample_tokens, after which the step has ended and its metrics go with its output."""
 
     @functools.wraps(stock)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -47,6 +61,8 @@ def sample_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
         output = stock(self, *args, **kwargs)
         if worker is not None and state is not None:
             worker.end_step(decoding)
+            if self.vllm_dflash_metrics is not None:
+                self.vllm_dflash_metrics.hand_over(output)
         return output
 
     return wrapper

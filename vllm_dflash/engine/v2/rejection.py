@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sample
 
+from vllm_dflash.engine.v2.steps import StepMarks
 from vllm_dflash.engine.versions import rejection_options
 from vllm_dflash.spec_decode import CutDrafts, DraftSlots, VerifyRows, verify_rows
 
@@ -28,6 +29,7 @@ class SparseRejectionSampler(RejectionSampler):
         super().__init__(sampler, spec_config, device, **options)
         self.standard = spec_config.rejection_sample_method == "standard" and self.watermark_key is None
         self.some_without_drafts = False
+        self.marks: StepMarks | None = None
         # By request slot: whether a draft that was drawn may have been cut because of what it is.
         self.cut = np.zeros(sampler.req_states.max_num_reqs, dtype=bool)
 
@@ -45,7 +47,11 @@ class SparseRejectionSampler(RejectionSampler):
         if counts is not None and input_batch.has_structured_output_reqs and not self.enable_adaptive_verification:
             short = (counts < self.num_speculative_steps) & ~input_batch.is_prefilling_np
             self.cut[input_batch.idx_mapping_np] = short
-        return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+        if self.marks is None:
+            return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+        self.marks.end_target()
+        with self.marks.clock.stage("verify", rows=logits.shape[0]):
+            return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
 
     def _verify(
         self,

@@ -24,6 +24,7 @@ from vllm_dflash.checkpoint import load_draft
 from vllm_dflash.drafter.model import DFlashDrafter
 from vllm_dflash.engine.context_writer import ContextWriter
 from vllm_dflash.engine.v2.loading import load_drafter
+from vllm_dflash.engine.v2.steps import DraftStages
 from vllm_dflash.spec_decode import Anchors, DraftSlots, SpecDecodeWorker
 
 # What a DFlash (v1) drafter keeps a slot when its drafts are sampled, or their confidence is asked for.
@@ -100,8 +101,18 @@ class Speculator(DFlashSpeculator):
             self.num_speculative_steps,
             self.candidates,
             self.draft_logits is not None,
+            self.device,
         )
+        self.stages = DraftStages(self.worker.clock)
         return model
+
+    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("dummy_run"):
+            return super().propose(input_batch, *args, **kwargs)
+        self.stages.begin(input_batch.num_tokens)
+        drafts = super().propose(input_batch, *args, **kwargs)
+        self.stages.end()
+        return drafts
 
     def _validate_local_argmax_reduction(self) -> None:
         """Candidates are always reduced over the ranks, never whole logits."""
@@ -148,6 +159,7 @@ class Speculator(DFlashSpeculator):
         slots = self._context_slot_mappings
         own = slots[0] if self._layer_groups is None else slots[self._layer_groups]
         writer.write(features, positions, own[..., start:end])
+        self.stages.next("draft", 0)
 
     def _generate_draft(
         self,
@@ -165,6 +177,7 @@ class Speculator(DFlashSpeculator):
         hidden = self._run_model(
             num_tokens_padded, attn_metadata, slot_mappings, num_tokens_across_dp, cudagraph_runtime_mode
         )
+        self.stages.next("select", num_reqs * drafts)
         slots = self.sample_idx_mapping[: num_reqs * drafts : drafts]
         known = slots.clamp(min=0)
         anchors = Anchors(

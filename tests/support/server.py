@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve` of a pair, as a user starts it, for tests over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+HEALTHY_WITHIN = 600.0
+STOPS_WITHIN = 60.0
+VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class Server:
+    """`with Server(target, drafter, "--data-parallel-size", "2") as server:` is a healthy server at `server.url`.
+
+    drafter: None is a server without speculation. speculative: more keys of --speculative-config. options: the "dflash"
+    of --additional-config.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        drafter: Path | None,
+        *arguments: str,
+        speculative: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = [str(Path(sys.executable).with_name("vllm")), "serve", str(target), "--served-model-name", "m"]
+        self.command += ["--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--max-model-len", "1024"]
+        if drafter is not None:
+            config = {"method": "dflash", "model": str(drafter), **(speculative or {})}
+            self.command += ["--speculative-config", json.dumps(config)]
+        if options is not None:
+            self.command += ["--additional-config", json.dumps({"dflash": options})]
+        self.command += arguments
+        stock = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+        self.environment = stock | VARIABLES | (environment or {})
+        self.log = tempfile.NamedTemporaryFile(prefix="serve-", suffix=".log")
+
+    def __enter__(self) -> Server:
+        self.process = subprocess.Popen(
+            self.command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=600.0)
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _wait_until_healthy(self) -> None:
+        until = time.monotonic() + HEALTHY_WITHIN
+        while True:
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"the server did not come up (code {self.process.returncode})\n{self.printed(80)}")
+            try:
+                if self.client.get("/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.3)
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOPS_WITHIN)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)  # its own group: start_new_session
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self.log.close()
+
+    def printed(self, last: int) -> str:
+        """The last lines that the server printed."""
+        return "\n".join(Path(self.log.name).read_text(errors="replace").splitlines()[-last:])
+
+    def complete(self, prompt: str, **body: Any) -> dict[str, Any]:
+        """One request to /v1/completions, greedy unless asked otherwise; its JSON answer. RuntimeError for an error."""
+        answer = self.client.post("/v1/completions", json={"model": "m", "prompt": prompt, "temperature": 0} | body)
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {answer.text}\n{self.printed(40)}")
+        return answer.json()
+
+    def complete_all(self, requests: Sequence[dict[str, Any]], at_once: int = 8) -> list[dict[str, Any]]:
+        """Several requests, given by `complete`'s keywords, `at_once` of them at a time."""
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda body: self.complete(**body), requests))
+
+    def metrics(self) -> str:
+        """The text of /metrics."""
+        return self.client.get("/metrics").raise_for_status().text
