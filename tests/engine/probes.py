@@ -172,3 +172,24 @@ def script_lengths(llm: Any, pattern: list[int]) -> None:
         return [pattern[(step + i) % len(pattern)] for i in range(len(request_ids))]
 
     controller.plan = plan
+
+
+def let_a_cpu_take_custom_attention(llm: Any) -> None:
+    """vLLM's CPU platform takes its own backend whatever is named; from now on a custom one that is named."""
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    stock = CpuPlatform.get_attn_backend_cls.__func__
+
+    def chosen(cls: Any, selected_backend: Any, *rest: Any, **named: Any) -> str:
+        if selected_backend is AttentionBackendEnum.CUSTOM:
+            return selected_backend.get_path()
+        return stock(cls, selected_backend, *rest, **named)
+
+    CpuPlatform.get_attn_backend_cls = classmethod(chosen)
+
+
+def attention_classes(llm: Any) -> tuple[set[str], set[str]]:
+    """Names of the target's attention implementations, and of the drafter's."""
+    target, drafter = attention_layers(llm)
+    return tuple({type(layer.impl).__name__ for layer in layers.values()} for layers in (target, drafter))

@@ -2,12 +2,14 @@
 """From what the user writes to the SpeculativeConfig that vLLM runs: defaults, the user's word, refusals."""
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from tests.support.checkpoints import DrafterShape, Pair
 from vllm_dflash import plugin
@@ -130,3 +132,29 @@ def test_pipeline_parallelism_on_v1_is_refused_with_the_reason(make: Make) -> No
     pair = make(DrafterShape(architecture="dflash"))
     with pytest.raises(ValueError, match=r"pipeline parallelism \(it does not carry the tapped layers"):
         configured(pair, {"method": "dflash", "model": str(pair.drafter)}, pipeline_parallel_size=2)
+
+
+def test_xformers_stands_in_the_place_of_a_custom_backend(make: Make) -> None:
+    pair = make(DrafterShape(architecture="dflash2"))
+    speculative = {"method": "dflash", "model": str(pair.drafter), "attention_backend": "xformers"}
+    built = configured(pair, speculative).speculative_config
+    custom = AttentionBackendEnum.CUSTOM
+    assert built.attention_backend is custom
+    from vllm_dflash.engine.xformers_backend import XFormersBackend
+
+    assert custom.get_class() is XFormersBackend and XFormersBackend.supports_non_causal()
+    custom.clear_override()
+    assert pickle.loads(pickle.dumps(built)).attention_backend is custom
+    assert custom.get_class() is XFormersBackend, "a process that the configuration arrives in knows the name too"
+    configured(pair, None)
+    assert not custom.is_overridden()
+
+
+def test_xformers_where_another_plug_in_has_the_place(make: Make) -> None:
+    pair = make(DrafterShape(architecture="dflash2"))
+    register_backend(AttentionBackendEnum.CUSTOM, "somebody.Backend")
+    try:
+        with pytest.raises(ValueError, match=r"which somebody\.Backend has taken"):
+            configured(pair, {"method": "dflash", "model": str(pair.drafter), "attention_backend": "XFORMERS"})
+    finally:
+        AttentionBackendEnum.CUSTOM.clear_override()

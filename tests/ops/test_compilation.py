@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvcc compiles every kernel for every architecture of the wheel, without spills and without local memory."""
+"""nvcc compiles every kernel for every architecture of the wheel, without spills and without local memory; Triton
+compiles its kernels for GPUs of both makers."""
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,3 +32,16 @@ def test_kernels_fit_the_registers() -> None:
         usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
         assert len(usage) >= len(kernels)
         assert set(usage) == {("0", "0", "0")}, f"{built.name}: see its .log"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["75", "80", "90", "120", "gfx942"])
+def test_triton_compiles_its_kernels(target: str) -> None:
+    command = [sys.executable, "-m", "tests.ops.compiled", target]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    named = {line.split(" for ")[0] for line in done.stdout.splitlines()}
+    assert named >= {
+        "convolution_kernel", "path_kernel", "chunk_kernel", "decide_kernel", "context_kernel", "projection_kernel",
+        "attention_kernel",
+    }  # fmt: skip

@@ -48,13 +48,21 @@ class Passport:
     A new engine-core process checks its configuration before it loads any plug-in, so that is the first moment.
     """
 
-    def __reduce__(self) -> tuple[Callable[[], Passport], tuple[()]]:
-        return _arrive, ()
+    def __init__(self, own_attention: bool = False) -> None:
+        """own_attention: the drafter attends by the backend of attention_names.py."""
+        self.own_attention = own_attention
+
+    def __reduce__(self) -> tuple[Callable[[bool], Passport], tuple[bool]]:
+        return _arrive, (self.own_attention,)
 
 
-def _arrive() -> Passport:
+def _arrive(own_attention: bool) -> Passport:
     activate("config")
-    return Passport()
+    if own_attention:
+        from vllm_dflash.engine import attention_names
+
+        attention_names.register()
+    return Passport(own_attention)
 
 
 def deactivate() -> None:
@@ -68,6 +76,8 @@ def deactivate() -> None:
     metrics = sys.modules.get("vllm_dflash.engine.metrics")
     if metrics is not None:
         metrics.drop()
+    if (names := sys.modules.get("vllm_dflash.engine.attention_names")) is not None:
+        names.unregister()
     _take_back(lambda seam: seam.stage != "always")
     ModelRegistry.models.update(_stock_architectures)
     _stock_architectures.clear()

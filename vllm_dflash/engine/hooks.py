@@ -22,7 +22,7 @@ def is_ours(speculative_config: Any) -> bool:
 def create_speculative_config(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def wrapper(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
-        from vllm_dflash.engine import configuration
+        from vllm_dflash.engine import attention_names, configuration
 
         request = configuration.asked_for(self)
         if request is None:
@@ -34,11 +34,11 @@ def create_speculative_config(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(self, target_model_config, target_parallel_config)
         activation.activate("config")
         http_requests.widen()
-        self.speculative_config = configuration.with_defaults(request, draft)
+        self.speculative_config = attention_names.resolve(configuration.with_defaults(request, draft))
         built = stock(self, target_model_config, target_parallel_config)
         configuration.complete(built, draft)
         configuration.require_block_length(request.options, built.num_speculative_tokens)
-        built.vllm_dflash = activation.Passport()
+        built.vllm_dflash = activation.Passport(attention_names.is_registered())
         return built
 
     return wrapper

@@ -284,6 +284,22 @@ SEAMS = (
         "attention metadata of the draft block",
     ),
     Seam(
+        "vllm.v1.attention.backends.registry",
+        "register_backend",
+        ("backend", "class_path"),
+        None,
+        "config",
+        'gives "attention_backend": "XFORMERS" the place of a custom backend',
+    ),
+    Seam(
+        "vllm.v1.attention.backends.triton_attn",
+        "TritonAttentionImpl.forward",
+        ("self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output", "output_scale"),
+        None,
+        "worker",
+        "overridden: the drafter's attention under the name XFORMERS",
+    ),
+    Seam(
         "vllm.model_executor.layers.logits_processor",
         "LogitsProcessor.get_top_k_tokens",
         ("self", "lm_head", "hidden_states", "k"),

@@ -47,6 +47,21 @@ def weights_at(x, top, inverse):
 
 
 @triton.jit
+def weights_of_chunk(
+    logits, row, logits_row, vocabulary, chunk, top, inverse, ids, rest, entries, CHUNK: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Weights [CHUNK] of a row's chunk, those of `ids` replaced by `rest`."""
+    at = chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    weights = weights_at(logits_at(logits, row, logits_row, at, at < vocabulary), top, inverse)
+    c = tl.arange(0, CANDIDATES)
+    for m in range(entries):
+        other = tl.max(tl.where(c == m, ids, -1), 0)
+        weights = tl.where(at == other, tl.max(tl.where(c == m, rest, 0.0), 0), weights)
+    return weights
+
+
+@triton.jit
 def chunk_kernel(
     logits, draft_rows, bonus_rows, cu_drafts, temperatures, tops, sums, firsts, rows, vocabulary, logits_row,
     max_drafts, chunks, CHUNK: tl.constexpr,
@@ -132,24 +147,20 @@ def decide_kernel(
         one_hot = has_q & (q_draft == 0)
         ids = tl.where(one_hot, tl.where(c == 0, draft, -1), tl.where(has_q & (q > 0), ids, -1))
         q = tl.where(one_hot, 1.0, q)
-        x = logits_at(logits, row, logits_row, tl.where(ids >= 0, ids, 0), ids >= 0)
-        rest = weights_at(x, top, inverse).to(tl.float64) - q.to(tl.float64) * total
+        own = logits_at(logits, row, logits_row, tl.where(ids >= 0, ids, 0), ids >= 0)
+        rest = weights_at(own, top, inverse).to(tl.float64) - q.to(tl.float64) * total
         rest = tl.where((ids >= 0) & (rest > 0), rest, 0.0).to(tl.float32)
-        inner = tl.arange(0, CHUNK)
         entries = tl.maximum(candidates, 1)
         # The chunks of the candidates anew, without them: what is left of a sum would be rounding.
         masses = mass
         for j in range(entries):
             id = tl.max(tl.where(c == j, ids, -1), 0)
             if id >= 0:
-                chunk = id // CHUNK
-                begin = chunk * CHUNK
-                x = logits_at(logits, row, logits_row, begin + inner, begin + inner < vocabulary)
-                w = weights_at(x, top, inverse)
-                for m in range(entries):
-                    other = tl.max(tl.where(c == m, ids, -1), 0)
-                    w = tl.where(begin + inner == other, tl.max(tl.where(c == m, rest, 0.0), 0), w)
-                masses = tl.where(n == chunk, tl.sum(w.to(tl.float64), 0), masses)
+                chunk_of = id // CHUNK
+                anew = weights_of_chunk(
+                    logits, row, logits_row, vocabulary, chunk_of, top, inverse, ids, rest, entries, CHUNK, CANDIDATES
+                )
+                masses = tl.where(n == chunk_of, tl.sum(anew.to(tl.float64), 0), masses)
         left = tl.sum(masses, 0) > 0
         masses = tl.where(left, masses, mass)  # nothing is left of p - q: p itself
         ids = tl.where(left, ids, -1)
@@ -158,13 +169,11 @@ def decide_kernel(
         target = u * tl.max(running, 0)
         chunk = first_above(running, target)
         before = tl.sum(tl.where(n < chunk, masses, 0.0), 0)
-        begin = chunk.to(tl.int64) * CHUNK
-        x = logits_at(logits, row, logits_row, begin + inner, begin + inner < vocabulary)
-        w = weights_at(x, top, inverse)
-        for m in range(entries):
-            other = tl.max(tl.where(c == m, ids, -1), 0)
-            w = tl.where(begin + inner == other, tl.max(tl.where(c == m, rest, 0.0), 0), w)
-        token = begin + first_above(before + tl.cumsum(w.to(tl.float64), 0), target)
+        weights = weights_of_chunk(
+            logits, row, logits_row, vocabulary, chunk, top, inverse, ids, rest, entries, CHUNK, CANDIDATES
+        )
+        inside = first_above(before + tl.cumsum(weights.to(tl.float64), 0), target)
+        token = chunk.to(tl.int64) * CHUNK + inside
     token = tl.where(row >= 0, token, -1).to(tl.int32)
     tl.store(output + b * (max_drafts + 1) + k, tl.where(k == slot, token, kept), k <= max_drafts)
     tl.store(accepted + b, slot)
