@@ -4,7 +4,7 @@ PYTHON ?= python3
 export PYTHON MACHINE
 RUN := .venv/bin/python
 
-.PHONY: soak help setup demo-pair demo test test-all lint check-cuda bench-demo bench-ops bench-metrics gpu-check
+.PHONY: soak help setup demo-pair demo test test-all lint check-cuda sanitize fuzz bench-demo bench-ops bench-metrics gpu-check
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,8 @@ help:
 	@echo "make setup      .venv with vLLM and this package, built"
 	@echo "make demo-pair  .demo/target and .demo/drafter"
 	@echo "make check-cuda nvcc compiles the CUDA part for every architecture, nothing spilled (no GPU needed)"
+	@echo "make sanitize   native code and emulated CUDA kernels under AddressSanitizer and UBSan, random shapes"
+	@echo "make fuzz       hostile checkpoints, many (minutes)"
 	@echo "make bench-demo vllm-dflash bench on the demo pair, a small matrix"
 	@echo "make bench-ops  the operations against vLLM's own, on this machine's processors"
 	@echo "make bench-metrics  what the metrics cost a step of the demo pair"
@@ -52,6 +54,12 @@ bench-demo: demo-pair
 
 bench-metrics: demo-pair
 	@$(RUN) -m vllm_dflash.bench.metrics --target .demo/target --drafter .demo/drafter
+
+sanitize: setup
+	@$(RUN) -m pytest -q tests/sanitizers
+
+fuzz: setup
+	@DFLASH_FUZZ_EXAMPLES=$${DFLASH_FUZZ_EXAMPLES:-5000} $(RUN) -m pytest -q tests/checkpoint/test_hostile.py
 
 bench-ops: setup
 	@$(RUN) -m vllm_dflash.bench.ops
