@@ -121,10 +121,10 @@ def compile_all(jobs: Sequence[Job], folder: Path, depends: Sequence[Path] = ())
         return list(pool.map(compile_one, jobs))
 
 
-def link(objects: Sequence[Path], target: Path, cuda: Path | None = None) -> None:
+def link(objects: Sequence[Path], target: Path, cuda: Path | None = None, extra: Sequence[str] = ()) -> None:
     from torch.utils.cpp_extension import library_paths
 
-    flags = [*(f"-L{path}" for path in library_paths()), "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--gc-sections"]
+    flags = [*extra, *(f"-L{path}" for path in library_paths()), "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--gc-sections"]
     if cuda:  # the CUDA runtime goes into the extension, its symbols kept private
         flags += [
             f"-L{cuda}/lib64",

@@ -22,15 +22,18 @@ FLAGS = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-c"
 FLAGS += ["-DDFLASH_CUDA", "-DDFLASH_EMULATION", "-DDFLASH_NAMESPACE=vllm_dflash_emulated"]
 
 
+def jobs() -> list[toolchain.Job]:
+    """The CUDA part, to be compiled for a processor."""
+    cxx = [*toolchain.compiler(), *FLAGS, *toolchain.torch_flags([sysconfig.get_path("include")])]
+    host = [path for path in toolchain.sources(".cpp") if "cpu" not in path.parts]
+    return [(path, cxx) for path in host] + [(path, [*cxx, "-x", "c++"]) for path in toolchain.sources(".cu")]
+
+
 @functools.cache
 def emulated() -> SimpleNamespace:
     """The operations of the CUDA code, on CPU tensors, with the public functions' arguments."""
-    python = sysconfig.get_path("include")
-    cxx = [*toolchain.compiler(), *FLAGS, *toolchain.torch_flags([python])]
-    host = [path for path in toolchain.sources(".cpp") if "cpu" not in path.parts]
-    jobs = [(path, cxx) for path in host] + [(path, [*cxx, "-x", "c++"]) for path in toolchain.sources(".cu")]
     header = HERE / "cuda_emulation.h"
-    objects = toolchain.compile_all(jobs, ROOT / "build" / "emulation", [header])
+    objects = toolchain.compile_all(jobs(), ROOT / "build" / "emulation", [header])
     names = " ".join(path.name for path in objects)
     library = ROOT / "build" / "emulation" / f"emulated-{zlib.crc32(names.encode()):08x}.so"
     if not library.exists():

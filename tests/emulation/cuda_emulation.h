@@ -45,7 +45,12 @@ struct uint3 {
 namespace emulation {
 
 constexpr unsigned warp_size = 32;
-constexpr size_t stack_size = 64 << 10, shared_limit = 227 << 10;
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t stack_size = 512 << 10;
+#else
+constexpr size_t stack_size = 64 << 10;
+#endif
+constexpr size_t shared_limit = 227 << 10;
 
 enum class State : uint8_t { ready, at_block, at_warp, done };
 
@@ -141,6 +146,10 @@ inline bool release_warp(Fiber* lanes, unsigned count) {
   return released;
 }
 
+#ifdef __SANITIZE_ADDRESS__
+extern "C" void __asan_unpoison_memory_region(void const volatile*, size_t);
+#endif
+
 inline void prepare(Block& b, unsigned n) {
   b.fibers.resize(n);
   b.warps.resize((n + warp_size - 1) / warp_size);
@@ -153,6 +162,10 @@ inline void prepare(Block& b, unsigned n) {
     if (memory == MAP_FAILED) throw std::bad_alloc();
     b.stacks = static_cast<char*>(memory);
   }
+#ifdef __SANITIZE_ADDRESS__
+  // A fiber ends within its functions: what they had forbidden is still so.
+  __asan_unpoison_memory_region(b.stacks, n * stack_size);
+#endif
   for (unsigned i = 0; i < n; ++i) {
     Fiber& fiber = b.fibers[i];
     fiber.state = State::ready;
@@ -224,7 +237,7 @@ inline void launch(dim3 grid, dim3 dim, size_t shared, const std::function<void(
       for (size_t i; !stop && (i = next++) < blocks;) {
         const unsigned at = block_order[i];
         b.index = {at % grid.x, at / grid.x % grid.y, at / (grid.x * grid.y)};
-        b.shared.assign(shared + 16, char(0xff));
+        b.shared = std::vector<char>(shared, char(0xff));  // of its own each time: what is past its end may be checked
         run_block(b, thread_order);
       }
     } catch (...) {
@@ -252,7 +265,7 @@ T exchange(unsigned mask, T value, unsigned from) {
 
 template <typename T>
 T* dynamic_shared() {
-  return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(block()->shared.data()) + 15) & ~uintptr_t(15));
+  return reinterpret_cast<T*>(block()->shared.data());  // operator new aligns to 16
 }
 
 }  // namespace emulation

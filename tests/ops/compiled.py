@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.ops import cases
 from vllm_dflash.ops import triton as ours
-from vllm_dflash.ops.triton.attention import paged_attention
+from vllm_dflash.ops.triton.attention import paged_attention, write_rows
 
 TARGETS = {
     "75": GPUTarget("cuda", 75, 32),
@@ -95,6 +95,7 @@ def calls(dtype: torch.dtype) -> list[Callable[[], Any]]:
         lambda: projected("fp8", 40),
         lambda: attended(False, None),
         lambda: attended(True, 24),
+        lambda: write_rows(torch.zeros(4, 3, 80, dtype=dtype), torch.zeros(2, 8, 3, 80, dtype=dtype), torch.arange(4)),
     ]
 
 

@@ -15,7 +15,7 @@ from tests.ops import cases, checks
 from tests.support.v2_on_cpu.interpreter_backend import accept_integer_masks, widen_bfloat16_in_dots
 from vllm_dflash.ops import noise, triton
 from vllm_dflash.ops.reference import selector
-from vllm_dflash.ops.triton.attention import paged_attention
+from vllm_dflash.ops.triton.attention import paged_attention, write_rows
 from vllm_dflash.ops.triton.device import uniform
 
 accept_integer_masks()
@@ -194,3 +194,18 @@ def test_attention(
         want = dense_attention(query[mine], keys[slots], values[slots], causal, window, sinks)
         tolerance = 1e-5 if dtype == torch.float32 else 4 * checks.ONE_ROUNDING[dtype]
         torch.testing.assert_close(out[mine].double(), want, rtol=tolerance, atol=tolerance)
+
+
+def test_cache_rows() -> None:
+    rng = cases.generator(4)
+    for heads, size, dtype in ((1, 16, torch.float32), (3, 80, torch.bfloat16)):
+        cache = torch.full((4, heads, 8, 2 * size), 7.0, dtype=dtype)
+        want = cache.clone()
+        _, values = cache.transpose(1, 2).chunk(2, -1)
+        rows = cases.normal(rng, 9, heads, size, dtype=dtype)
+        slots = torch.tensor([0, 31, -1, 8, 15, 16])  # fewer than the rows: what is left is padding
+        write_rows(rows, values, slots)
+        for row, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                want[slot // 8, :, slot % 8, size:] = rows[row]
+        assert torch.equal(cache, want)

@@ -300,6 +300,14 @@ SEAMS = (
         "overridden: the drafter's attention under the name XFORMERS",
     ),
     Seam(
+        "vllm.v1.attention.backends.triton_attn",
+        "TritonAttentionImpl.do_kv_cache_update",
+        ("self", "layer", "key", "value", "kv_cache", "slot_mapping"),
+        None,
+        "worker",
+        "overridden: the cache writes of the same",
+    ),
+    Seam(
         "vllm.model_executor.layers.logits_processor",
         "LogitsProcessor.get_top_k_tokens",
         ("self", "lm_head", "hidden_states", "k"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention backend "XFORMERS" for the drafter: stock's metadata and cache, our Triton kernel.
+"""The attention backend "XFORMERS" for the drafter: stock's metadata and cache layout, our Triton kernels.
 
 The released xformers (0.0.35) has paged attention for compute capability 8.0 and later only (its flash and split-K
-operators) and for AMD's CK: on Turing, which this name is asked for on, none. So the name runs a kernel of ours
+operators) and for AMD's CK: on Turing, which this name is asked for on, none. So the name runs kernels of ours
 everywhere. Written for cards whose own backends refuse non-causal blocks; none has run it.
 """
 
@@ -14,11 +14,11 @@ import torch
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 
-from vllm_dflash.ops.triton.attention import paged_attention
+from vllm_dflash.ops.triton.attention import paged_attention, write_rows
 
 
 class XFormersImpl(TritonAttentionImpl):
-    """One drafter layer: K and V of its block are written by stock's call, then attention over the paged cache."""
+    """One drafter layer: K and V of its block go into the paged cache, then attention over that."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -69,6 +69,20 @@ class XFormersImpl(TritonAttentionImpl):
             self.sinks,
         )
         return output
+
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """key, value [T, nkv, hd] into kv_cache at slot_mapping [T]."""
+        keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        write_rows(key, keys, slot_mapping)
+        write_rows(value, values, slot_mapping)
 
 
 class XFormersBackend(TritonAttentionBackend):

@@ -115,3 +115,31 @@ def paged_attention(
         block_table.stride(0), causal, window is not None, sinks is not None, rows, KEYS,
         max(16, triton.next_power_of_2(query.shape[2])),
     )  # fmt: skip
+
+
+@triton.jit
+def write_kernel(
+    rows, cache, slots, row_stride, head_stride, heads, size, block_size, block_stride, offset_stride, cache_head,
+    HEADS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot >= 0:
+        head = tl.arange(0, HEADS)[:, None]
+        d = tl.arange(0, SIZE)[None, :]
+        mask = (head < heads) & (d < size)
+        x = tl.load(rows + row * row_stride + head * head_stride + d, mask)
+        at = slot // block_size * block_stride + slot % block_size * offset_stride
+        tl.store(cache + at + head * cache_head + d, x, mask)
+
+
+def write_rows(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """rows [>= T, nkv, hd] into cache [num_blocks, block_size, nkv, hd] of the same type at slots [T]; -1 writes
+    nothing."""
+    if slots.shape[0] == 0:
+        return
+    _, block_size, heads, size = cache.shape
+    write_kernel[(slots.shape[0],)](
+        rows, cache, slots, rows.stride(0), rows.stride(1), heads, size, block_size, cache.stride(0), cache.stride(1),
+        cache.stride(2), triton.next_power_of_2(heads), triton.next_power_of_2(size),
+    )  # fmt: skip
