@@ -4,7 +4,7 @@ PYTHON ?= python3
 export PYTHON MACHINE
 RUN := .venv/bin/python
 
-.PHONY: soak help setup demo-pair demo test test-all lint check-cuda sanitize fuzz bench-demo bench-ops bench-metrics gpu-check
+.PHONY: bench-block-length soak help setup demo-pair demo test test-all lint check-cuda sanitize fuzz bench-demo bench-ops bench-metrics gpu-check
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make sanitize   native code and emulated CUDA kernels under AddressSanitizer and UBSan, random shapes"
 	@echo "make fuzz       hostile checkpoints, many (minutes)"
 	@echo "make bench-demo vllm-dflash bench on the demo pair, a small matrix"
+	@echo "make bench-block-length  block_length auto against plain decoding and all drafts, on the demo pair"
 	@echo "make bench-ops  the operations against vLLM's own, on this machine's processors"
 	@echo "make bench-metrics  what the metrics cost a step of the demo pair"
 	@echo "make soak       15,000 steps of random traffic on V1 and 1,500 on V2, every step checked (SOAK_ARGS)"
@@ -60,6 +61,10 @@ sanitize: setup
 
 fuzz: setup
 	@DFLASH_FUZZ_EXAMPLES=$${DFLASH_FUZZ_EXAMPLES:-5000} $(RUN) -m pytest -q tests/checkpoint/test_hostile.py
+
+# Three engines, interleaved; what is measured is kept, so that it can be interrupted and repeated.
+bench-block-length: demo-pair
+	@$(RUN) -m tests.speed $(BENCH_ARGS)
 
 bench-ops: setup
 	@$(RUN) -m vllm_dflash.bench.ops
