@@ -21,6 +21,7 @@ help:
 	@echo "make bench-ops  the operations against vLLM's own, on this machine's processors"
 	@echo "make bench-metrics  what the metrics cost a step of the demo pair"
 	@echo "make soak       15,000 steps of random traffic on V1 and 1,500 on V2, every step checked (SOAK_ARGS)"
+	@echo "make dashboard-picture  docs/dashboard.png anew, from a run of the demo pair under Prometheus (as root)"
 	@echo "make gpu-check  the operations on an NVIDIA GPU: tests, graph replays, times"
 
 setup:
@@ -75,3 +76,6 @@ gpu-check: setup
 soak: setup
 	@$(RUN) -m tests.soak $(SOAK_ARGS)
 	@$(RUN) -m tests.soak --runner v2 --steps 1500 $(SOAK_ARGS)
+
+dashboard-picture: demo-pair
+	@$(RUN) -m tests.deploy.picture docs/dashboard.png

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.deploy import queries
 from tests.deploy.tools import NODE, ROOT, tool
+from vllm_dflash.metrics.exporter import PREFIX, Exporter, unregister
 
 TYPES = ROOT / "tests" / "deploy" / "grafana"
 QUESTIONS = [
@@ -131,6 +133,21 @@ def test_every_query_is_of_the_chosen_models() -> None:
     for name, expression in queries.panel_queries():
         selectors = len(queries.EXPORTED.findall(expression))
         assert expression.count('model_name=~"$model"') == selectors, name
+
+
+def test_every_metric_of_this_package_is_one_it_exports() -> None:
+    """The names alone, without a server; test_running.py asks a real Prometheus for all."""
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
+    Exporter("model", 7, engines=[0])
+    try:
+        families = [family for family in REGISTRY.collect() if family.name.startswith(PREFIX)]
+    finally:
+        unregister()
+    exported = {family.name + suffix for family in families for suffix in suffixes[family.type]}
+    used = {name for expression in queries.every_expression() for name in queries.exported_names(expression)}
+    assert {name for name in used if name.startswith(PREFIX)} <= exported
+    unseen = {family.name for family in families if not any(name.startswith(family.name) for name in used)}
+    assert not unseen, "exported, and on no panel and in no rule"
 
 
 def test_recorded_series_are_recorded() -> None:
