@@ -131,8 +131,6 @@ class Proposer(DFlashProposer):
         self.worker.forget(set(request_ids), self.runner.requests)
         self.requests.forget(self.runner.requests)
         positions = target_positions if target_positions.dim() == 1 else target_positions[0]
-        context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
-        context_lens = context_lens.to(torch.int64)
         tables = self.attention.block_tables(self.runner.input_batch, cad)
 
         self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
@@ -145,6 +143,8 @@ class Proposer(DFlashProposer):
         if num_speculative_tokens == 0 or not (rows or in_step):
             return self._none(len(request_ids), num_speculative_tokens)
 
+        context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
+        context_lens = context_lens.to(torch.int64)
         seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
         temperature = sampling_metadata.temperature
         anchors = Anchors(
@@ -191,14 +191,18 @@ class Proposer(DFlashProposer):
     ) -> None:
         """Write the draft KV of this step's verified rows; rejected rows get slot -1 and write nothing."""
         rows = taps.shape[0]
-        starts = cad.query_start_loc.to(torch.int64)
-        request_of = torch.repeat_interleave(
-            torch.arange(cad.num_reqs, device=taps.device), torch.diff(starts), output_size=rows
-        )
         valid = None
-        if num_rejected is not None:
-            row = torch.arange(rows, device=taps.device)
-            valid = row < (starts[1:] - num_rejected)[request_of]
+        if rows == cad.num_reqs and num_rejected is None:
+            # A step without drafts to verify: as little beside plain decoding as can be.
+            request_of = torch.arange(rows, device=taps.device)
+        else:
+            starts = cad.query_start_loc.to(torch.int64)
+            request_of = torch.repeat_interleave(
+                torch.arange(cad.num_reqs, device=taps.device), torch.diff(starts), output_size=rows
+            )
+            if num_rejected is not None:
+                row = torch.arange(rows, device=taps.device)
+                valid = row < (starts[1:] - num_rejected)[request_of]
         with self.worker.clock.stage("inject", rows=rows):
             self.attention.write_context(self.model.combine_hidden_states(taps), positions, request_of, valid, tables)
 
