@@ -36,7 +36,7 @@ def finished(out: Path) -> list[str]:
 def test_a_tiny_run_is_interrupted_and_goes_on(trained: Callable[[str], Pair], tmp_path: Path) -> None:
     pair, out = trained("dflash2"), tmp_path / "out"
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "t5 t6 t7", "workload": "one"}\n{"prompt": "t9 t8", "workload": "two"}\n')
+    prompts.write_text('{"prompt": "t5 t6 t7"}\n{"prompt": "t9 t8"}\n')
     arguments = [pair.target, pair.drafter, "--out", out, "--groups", "dflash2", "--prompts", prompts]
     arguments += ["--output-tokens", 16, "--concurrency", 2, "--temperature", 0, "--count", 2, "--repeats", 1]
     arguments += ["--raw", "--ignore-eos", "--", "--dtype", "float32", "--enforce-eager", "--max-model-len", 128]
@@ -50,7 +50,7 @@ def test_a_tiny_run_is_interrupted_and_goes_on(trained: Callable[[str], Pair], t
     kept = finished(out)
     assert first.returncode == 130, said
     assert f"interrupted; {len(kept)} cells are in {out}, the same command goes on." in said
-    assert 1 <= len(kept) < 6
+    assert 1 <= len(kept) < 4
     assert (out / "result.json").exists()
 
     second = start(*arguments)
@@ -58,10 +58,10 @@ def test_a_tiny_run_is_interrupted_and_goes_on(trained: Callable[[str], Pair], t
     assert second.returncode == 0, said
     assert finished(out)[: len(kept)] == kept
     cells = [json.loads(line)["cell"] for line in finished(out)]
-    assert len(cells) == len({json.dumps(cell) for cell in cells}) == 6
+    assert len(cells) == len({json.dumps(cell) for cell in cells}) == 4
     result = json.loads((out / "result.json").read_text())
     assert result["failures"] == {}
-    assert result["agreement"]["dflash2"]["same"] == result["agreement"]["dflash2"]["answers"] == 2
+    assert result["agreement"]["dflash2"]["same"] == result["agreement"]["dflash2"]["answers"] == 1
     for row in result["summary"]:
         assert row["output_tokens_per_second"]["median"] > 0
         assert row["peak_memory_bytes"]["median"] > 100 << 20

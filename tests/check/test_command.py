@@ -12,6 +12,7 @@ import pytest
 
 from tests.check.broken import BROKEN, LOSSY
 from tests.support.checkpoints import DrafterShape, Pair
+from vllm_dflash.engine.inspection import engine_args
 from vllm_dflash.engine.named_gpu import GIB, parse_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,11 +57,9 @@ def test_the_draft_comes_from_a_catalogue_and_contradictions_are_usage_errors(ma
     run = check(pair.target, "--additional-config", json.dumps({"dflash": {"catalog": str(catalogue)}}))
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{pair.drafter}: DFlash 2" in run.stdout
-    run = check(pair.target, pair.drafter, "--speculative-config", '{"model": "another/draft"}')
-    assert run.returncode == 2
-    assert run.stderr.rstrip().endswith(
-        f"The draft is named twice: {pair.drafter}, and another/draft in --speculative-config."
-    )
+    with pytest.raises(ValueError) as error:
+        engine_args(str(pair.target), str(pair.drafter), ["--speculative-config", '{"model": "another/draft"}'])
+    assert str(error.value) == f"The draft is named twice: {pair.drafter}, and another/draft in --speculative-config."
 
 
 def test_gpus_by_name_and_by_number() -> None:

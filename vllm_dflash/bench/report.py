@@ -12,7 +12,7 @@ from vllm_dflash.bench import page as html
 from vllm_dflash.bench.plan_of_run import PLAIN
 
 Row = Mapping[str, Any]
-SPEED_HEAD = ("group", "load", "tokens/s", "speedup", "acceptance length", "draft ms", "verify ms")
+SPEED_HEAD = ("group", "load", "tokens/s", "speedup", "acceptance length", "draft ms", "target ms")
 LATENCY_HEAD = ("group", "load", "TTFT P50/P95/P99 ms", "TPOT P50/P95/P99 ms", "inter-token", "end to end")
 MEMORY_HEAD = ("group", "peak memory, GiB", "KV tokens")
 AGREEMENT_HEAD = ("group", "same answers", "largest logit gap", "first differences at")
