@@ -193,3 +193,23 @@ def attention_classes(llm: Any) -> tuple[set[str], set[str]]:
     """Names of the target's attention implementations, and of the drafter's."""
     target, drafter = attention_layers(llm)
     return tuple({type(layer.impl).__name__ for layer in layers.values()} for layers in (target, drafter))
+
+
+def beside_others(
+    llm: Any, others: list[list[int]], their_sampling: dict[str, Any], prompt: list[int], sampling: dict[str, Any]
+) -> list[int]:
+    """Tokens of a request that comes when the others already draft."""
+    from vllm import SamplingParams, TokensPrompt
+
+    engine = llm.llm_engine
+    for index, other in enumerate(others):
+        engine.add_request(f"other-{index}", TokensPrompt(prompt_token_ids=other), SamplingParams(**their_sampling))
+    for _ in range(3):
+        engine.step()
+    engine.add_request("late", TokensPrompt(prompt_token_ids=prompt), SamplingParams(**sampling))
+    tokens: list[int] = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.request_id == "late":
+                tokens = list(output.outputs[0].token_ids)
+    return tokens

@@ -70,3 +70,18 @@ def test_rows_that_are_no_whole_number_of_blocks(serving, trained):
     speculative = [output.token_ids for output in engine.generate(prompts, greedy)]
     engine.start(pair.target)
     assert speculative == [output.token_ids for output in engine.generate(prompts, greedy)]
+
+
+@pytest.mark.slow
+def test_more_draft_rows_than_torch_compile_was_told(serving, trained):
+    """vllm#53970: eight requests end their prompts in one step of 40 tokens, and 64 rows draft behind them."""
+    pair = trained("dflash2")
+    prompts = [prompt[:5] for prompt in tiny_prompts(pair.target_shape.vocab_size)[:8]]
+    greedy = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    engine = serving.process(pair.drafter_shape)
+    few = {"max_num_batched_tokens": 40, "max_num_seqs": 8, "max_model_len": 64}
+    seven = {"num_speculative_tokens": 7}
+    engine.start(pair.target, pair.drafter, speculative=seven, enforce_eager=serving.runner == "v2", **few)
+    speculative = [output.token_ids for output in engine.generate(prompts, greedy)]
+    engine.start(pair.target, **few)
+    assert speculative == [output.token_ids for output in engine.generate(prompts, greedy)]

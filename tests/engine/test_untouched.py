@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine import untouched
 from tests.engine.prompts import tiny_prompts
-from tests.support.engine import EngineProcess, close_all
+from tests.support.engine import EngineProcess, Runner, close_all
 
 pytestmark = pytest.mark.engine
 
@@ -32,8 +32,8 @@ def start(plugin):
         pytest.skip("the plug-in is what is under test")
     started = []
 
-    def process(plugin: bool) -> EngineProcess:
-        started.append(EngineProcess(plugin=plugin))
+    def process(plugin: bool, runner: Runner = "v1") -> EngineProcess:
+        started.append(EngineProcess(runner=runner, plugin=plugin))
         assert started[-1].probe(untouched.remember) > 10_000
         return started[-1]
 
@@ -65,13 +65,21 @@ def test_other_engines_are_stock(start, trained, speculative):
     check_stock(engine, control)
 
 
-def test_an_engine_after_a_dflash_engine_is_stock_again(start, trained):
+@pytest.mark.parametrize(
+    ("runner", "replaced"),
+    [
+        ("v1", "vllm.v1.worker.gpu_model_runner:DFlashProposer"),
+        ("v2", "vllm.v1.worker.gpu.model_runner:init_speculator"),
+    ],
+    ids=["v1", "v2"],
+)
+def test_an_engine_after_a_dflash_engine_is_stock_again(start, trained, runner, replaced):
     pair = trained("dflash2")
-    engine, control = start(plugin=True), start(plugin=False)
+    engine, control = start(plugin=True, runner=runner), start(plugin=False, runner=runner)
     engine.start(pair.target, pair.drafter)
     during = engine.probe(untouched.changed)
     assert during.items() > WAITING.items()
-    assert "vllm.v1.worker.gpu_model_runner:DFlashProposer" in during
+    assert replaced in during
     assert "DFlash2DraftModel" in engine.probe(untouched.changed_architectures)
     engine.start(pair.target)
     control.start(pair.target)

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification by slot and row: the same tokens as verification by request id, drafts that were cut included."""
+"""Verification by slot and row: the same tokens as verification by request id."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.spec_decode.test_worker import MASK, C, K, TableDrafter, V, anchors, hidden_of
+from vllm_dflash import ops
+from vllm_dflash.ops import rejection, selector
 from vllm_dflash.spec_decode import (
     Anchors,
-    CutDrafts,
     DraftSlots,
     SpecDecodeWorker,
     VerifyInputs,
@@ -15,7 +18,7 @@ from vllm_dflash.spec_decode import (
     verify_rows,
 )
 
-SLOTS = 40
+SLOTS = 50_000
 
 
 def drafted(count: int, temperature: float, probabilistic: bool = True):
@@ -31,12 +34,12 @@ def drafted(count: int, temperature: float, probabilistic: bool = True):
     return worker, a, block, slots, q
 
 
-def rows_of(counts: list[int], a: Anchors, tokens: torch.Tensor, logits: torch.Tensor, slots: torch.Tensor, cut=None):
+def rows_of(counts: list[int], a: Anchors, tokens: torch.Tensor, logits: torch.Tensor, slots: torch.Tensor):
     cu_rows = torch.tensor([0, *torch.tensor(counts).add(1).cumsum(0)], dtype=torch.int32)
     ids = [torch.cat([a.token_ids[b : b + 1], tokens[b, :n]]) for b, n in enumerate(counts)]
     positions = [a.positions[b] + torch.arange(n + 1) for b, n in enumerate(counts)]
     return VerifyRows(
-        logits, torch.cat(ids).to(torch.int32), torch.cat(positions), cu_rows, slots, a.temperature, a.seeds, cut
+        logits, torch.cat(ids).to(torch.int32), torch.cat(positions), cu_rows, slots, a.temperature, a.seeds
     )
 
 
@@ -57,15 +60,15 @@ def inputs_of(counts: list[int], a: Anchors, tokens: torch.Tensor, logits: torch
 def test_the_same_as_by_request_id(temperature: float, probabilistic: bool, counts: list[int]) -> None:
     worker, a, block, slots, q = drafted(len(counts), temperature, probabilistic)
     logits = torch.randn(sum(counts) + len(counts), V, generator=torch.Generator().manual_seed(5)) * 1.5
-    short = torch.tensor([n < K for n in counts])
-    cut = CutDrafts(short, int(short.sum()), block.token_ids)
+    # Verification by id judges a draft that got no row too; here fewer were drawn to begin with.
+    worker.block = replace(block, planned=counts)
     expected, expected_accepted = worker.verify(inputs_of(counts, a, block.token_ids, logits))
-    output, accepted = verify_rows(rows_of(counts, a, block.token_ids, logits, slots, cut), q, K)
+    output, accepted = verify_rows(rows_of(counts, a, block.token_ids, logits, slots), q, K)
     assert output.shape == (len(counts), K + 1)
-    for b, n in enumerate(counts):
+    for b in range(len(counts)):
         own = output[b][output[b] >= 0].tolist()
         assert own == expected[b][expected[b] >= 0].tolist()
-        assert accepted[b] == len(own) - 1 == min(int(expected_accepted[b]), n)
+        assert accepted[b] == len(own) - 1 == int(expected_accepted[b])
 
 
 def test_rows_beyond_the_counted_ones_change_nothing() -> None:
@@ -91,3 +94,28 @@ def test_no_draft_is_rejected_and_recovered_from_p() -> None:
     output, accepted = verify_rows(rows_of([K] * 4, a, tokens, logits, slots), q, K)
     assert accepted.tolist() == [0] * 4
     assert output[:, 0].tolist() == [7] * 4
+
+
+def test_a_step_asks_the_device_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On meta tensors whatever reads a value on the host raises: the path, q and the verification do not."""
+    assert ops.backend("cpu") == "native"
+    for module in (selector, rejection):
+        monkeypatch.setattr(module, "is_native", lambda device_type: True)
+    drafter = TableDrafter()
+    drafter.head, drafter.tables, drafter.projection = (
+        tensor.to("meta") for tensor in (drafter.head, drafter.tables, drafter.projection)
+    )
+    worker = SpecDecodeWorker(drafter, MASK, K, C, True)
+    count = 5
+    int64 = torch.empty(count, dtype=torch.int64, device="meta")
+    fp32 = torch.empty(count, device="meta")
+    q = DraftSlots(SLOTS, K, C, "meta")
+    hidden = torch.empty(count, 1 + K, 8, device="meta")
+    token_ids, ids, scores = worker.path(hidden, Anchors((), int64, int64, fp32, int64, 100))
+    q.write(int64, token_ids, ids, scores)
+    rows = count * (K + 1)
+    of_rows = torch.empty(rows, dtype=torch.int64, device="meta")
+    cu_rows = torch.empty(count + 1, dtype=torch.int32, device="meta")
+    logits = torch.empty(rows, V, device="meta")
+    output_ids, accepted = verify_rows(VerifyRows(logits, of_rows, of_rows, cu_rows, int64, fp32, int64), q, K)
+    assert (output_ids.shape, accepted.shape) == ((count, K + 1), (count,))

@@ -10,8 +10,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +56,7 @@ class EngineProcess:
     plugin: bool = True
     in_process: bool = True
     threads: int = 1
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         self.connection, remote = Pipe()
@@ -157,7 +157,7 @@ class EngineProcess:
             folder = str(Path(__file__).parent / "v2_on_cpu")
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-        return environment | self.environment
+        return environment | dict(self.environment)
 
 
 def close_all(processes: Sequence[EngineProcess]) -> None:

@@ -84,7 +84,7 @@ class Watch:
         self._wrap(self.scheduler, "update_from_output", self._before_update)
         self._wrap(self.scheduler, "update_draft_token_ids", self._before_drafts)
         self._wrap(self.scheduler, "_preempt_request", self._before_preemption)
-        speculator = getattr(model_runner(llm), "speculator", None)
+        self.speculator = speculator = getattr(model_runner(llm), "speculator", None)
         if speculator is not None:
             propose = speculator.propose
 
@@ -130,8 +130,11 @@ class Watch:
             request = self.scheduler.requests.get(request_id)
             if request is None or request.is_finished() or request.is_prefill_chunk:
                 continue
-            drafts = self.proposed.get(request_id, list(drafts))
-            self.trace(request_id).steps.append(DraftStep(request.num_tokens - 1, drafts))
+            anchor = request.num_tokens - 1
+            if request_id in self.proposed:
+                # On V2 a block is always whole; what reaches past the longest sequence is no draft.
+                drafts = self.proposed[request_id][: max(self.speculator.max_model_len - 1 - anchor, 0)]
+            self.trace(request_id).steps.append(DraftStep(anchor, list(drafts)))
 
     def _before_preemption(self, request: Any, *arguments: Any, **options: Any) -> None:
         self.trace(request.request_id).preemptions += 1

@@ -16,6 +16,7 @@ from vllm.model_executor.models.utils import get_draft_quant_config
 
 from vllm_dflash import ops
 from vllm_dflash.checkpoint import DraftConfig, canonical_name, load_draft
+from vllm_dflash.drafter.candidates import top_tokens
 from vllm_dflash.drafter.context import ContextProjection
 from vllm_dflash.drafter.layer import DraftAttention, DraftLayer
 from vllm_dflash.drafter.loading import load_into
@@ -129,6 +130,8 @@ class DFlashDrafter(nn.Module):
         self.context: ContextProjection | None = None
         # Before the target's are shared, and before a CPU packs them out of sight.
         self.own_weights_bytes = sum(parameter.nbytes for parameter in self.parameters())
+        # What torch.compile was given as the most rows of a step; a draft step may have more (vllm#53970).
+        self.compiled_rows = max(vllm_config.compilation_config.compile_ranges_endpoints or (), default=None)
 
     @property
     def has_selector(self) -> bool:
@@ -150,6 +153,8 @@ class DFlashDrafter(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if self.compiled_rows is not None and positions.shape[0] > self.compiled_rows:
+            return self.model.forward(input_ids, positions, inputs_embeds)
         return self.model(input_ids, positions, inputs_embeds)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
@@ -191,7 +196,7 @@ class DFlashDrafter(nn.Module):
 
         Logits carry the checkpoint's multiplier and, after it, the soft cap.
         """
-        ids, logits = self.logits_processor.get_top_k_tokens(self.lm_head, hidden, count)
+        ids, logits = top_tokens(self.logits_processor, self.lm_head, hidden, count)
         if self.d2t is not None:
             ids = ids + self.d2t[ids]
         return ids, logits

@@ -309,11 +309,27 @@ SEAMS = (
     ),
     Seam(
         "vllm.model_executor.layers.logits_processor",
+        "LogitsProcessor._apply_head",
+        ("self", "lm_head", "hidden_states", "embedding_bias"),
+        None,
+        "worker",
+        "a rank's own logits, for candidates over a split vocabulary",
+    ),
+    Seam(
+        "vllm.model_executor.layers.logits_processor",
+        "_topk",
+        ("scores", "k"),
+        None,
+        "worker",
+        "the same",
+    ),
+    Seam(
+        "vllm.model_executor.layers.logits_processor",
         "LogitsProcessor.get_top_k_tokens",
         ("self", "lm_head", "hidden_states", "k"),
         None,
         "worker",
-        "candidates over a vocabulary that is split over ranks",
+        "candidates over a vocabulary that one rank holds",
     ),
     *V2_SEAMS,
 )

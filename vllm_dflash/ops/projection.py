@@ -46,10 +46,10 @@ def project(
     head_size: int,
 ) -> torch.Tensor:
     """RMSNorm without weight, then the GEMM: kv [T, L, 2, nkv, hd] of features' type."""
-    wide = torch.promote_types(features.dtype, torch.float32)
-    x = features.to(wide)
-    x = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).to(features.dtype)
+    # Accumulates in fp32 whatever the type, in one kernel on GPUs.
+    x = torch.nn.functional.rms_norm(features, features.shape[-1:], None, eps)
     if weight_scale is not None:
+        wide = torch.promote_types(features.dtype, torch.float32)
         kv_weight = (kv_weight.to(wide) * weight_scale.to(wide)[:, None]).to(features.dtype)
     heads = kv_weight.shape[0] // (2 * layers * head_size)
     return torch.nn.functional.linear(x, kv_weight, bias).view(x.shape[0], layers, 2, heads, head_size)

@@ -5,14 +5,13 @@ from vllm_dflash.spec_decode.draft_block import DraftBlock
 from vllm_dflash.spec_decode.draft_plan import DraftPlan
 from vllm_dflash.spec_decode.draft_slots import DraftSlots
 from vllm_dflash.spec_decode.outcome import StepOutcome
-from vllm_dflash.spec_decode.row_verification import CutDrafts, VerifyRows, verify_rows
+from vllm_dflash.spec_decode.row_verification import VerifyRows, verify_rows
 from vllm_dflash.spec_decode.timing import StageClock, Timing
 from vllm_dflash.spec_decode.verification import VerifyInputs, verify
 from vllm_dflash.spec_decode.worker import Anchors, SpecDecodeWorker
 
 __all__ = [
     "Anchors",
-    "CutDrafts",
     "DraftBlock",
     "DraftPlan",
     "DraftSlots",

@@ -10,18 +10,6 @@ from vllm_dflash.spec_decode.draft_slots import DraftSlots
 
 
 @dataclass(frozen=True)
-class CutDrafts:
-    """Requests that come with fewer drafts than were drawn for them; see `verification.verify` for why it matters.
-
-    requests: [B] bool. count: how many they are. token_ids: [B, K] int64, all that was drawn; -1 for "no draft".
-    """
-
-    requests: torch.Tensor
-    count: int
-    token_ids: torch.Tensor
-
-
-@dataclass(frozen=True)
 class VerifyRows:
     """One step's M rows over B requests: a request's anchor row, then one row a draft; its last row gives the bonus.
 
@@ -38,7 +26,6 @@ class VerifyRows:
     slots: torch.Tensor
     temperature: torch.Tensor
     seeds: torch.Tensor
-    cut: CutDrafts | None = None
 
 
 def verify_rows(rows: VerifyRows, q: DraftSlots | None, drafts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,37 +35,27 @@ def verify_rows(rows: VerifyRows, q: DraftSlots | None, drafts: int) -> tuple[to
     """
     device = rows.logits.device
     requests, last_row = rows.cu_rows.shape[0] - 1, rows.logits.shape[0] - 1
-    starts, ends = rows.cu_rows[:-1].to(torch.int64), rows.cu_rows[1:].to(torch.int64)
     cu_drafts = rows.cu_rows - torch.arange(requests + 1, dtype=torch.int32, device=device)
-    count, bonus_rows = last_row + 1 - requests, ends - 1
-    cut = rows.cut if q is not None else None
-    if cut is not None:
-        # The first draft that was cut takes the place of the bonus token in its row.
-        cu_drafts = cu_drafts + torch.nn.functional.pad(cut.requests.to(torch.int32).cumsum(0), (1, 0)).to(torch.int32)
-        count, bonus_rows = count + cut.count, bonus_rows.masked_fill(cut.requests, -1)
-    draft = torch.arange(count, dtype=torch.int32, device=device)
+    draft = torch.arange(last_row + 1 - requests, dtype=torch.int32, device=device)
     # An engine that trims drafts on the device may hand over more rows than cu_rows counts; those are not judged.
     request_of = torch.searchsorted(cu_drafts[1:], draft, right=True).clamp(max=requests - 1)
-    column = (draft - cu_drafts[request_of]).clamp(0, drafts - 1).to(torch.int64)
-    row = (starts[request_of] + column).clamp(max=last_row)
+    row = (draft + request_of).clamp(max=last_row)
     draft_ids = rows.token_ids[(row + 1).clamp(max=last_row)].to(torch.int64)
-    if cut is not None:
-        draft_ids = torch.where(row + 1 < ends[request_of], draft_ids, cut.token_ids[request_of, column])
     if q is None:
-        candidate_ids, scores = draft_ids.unsqueeze(1), torch.zeros(count, 1, device=device)
+        candidate_ids, scores = draft_ids.unsqueeze(1), torch.zeros(draft.shape[0], 1, device=device)
     else:
+        column = (draft - cu_drafts[request_of]).clamp(0, drafts - 1).to(torch.int64)
         candidate_ids, scores = q.read(rows.slots[request_of], column)
-    output_ids, accepted = ops.reject_sparse(
+    return ops.reject_sparse(
         rows.logits,
         row,
-        bonus_rows,
+        (rows.cu_rows[1:] - 1).to(torch.int64),
         draft_ids,
         cu_drafts,
         candidate_ids,
         scores,
         rows.temperature,
         rows.seeds,
-        rows.positions[starts],
+        rows.positions[rows.cu_rows[:-1]],
         drafts,
     )
-    return output_ids, torch.minimum(accepted, (ends - starts - 1).to(torch.int32)) if cut is not None else accepted

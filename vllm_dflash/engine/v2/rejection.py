@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sam
 
 from vllm_dflash.engine.v2.steps import StepMarks
 from vllm_dflash.engine.versions import rejection_options
-from vllm_dflash.spec_decode import CutDrafts, DraftSlots, VerifyRows, verify_rows
+from vllm_dflash.spec_decode import DraftSlots, VerifyRows, verify_rows
 
 
 class SparseRejectionSampler(RejectionSampler):
@@ -28,10 +28,9 @@ class SparseRejectionSampler(RejectionSampler):
     def __init__(self, sampler: Any, spec_config: Any, device: torch.device, **options: Any) -> None:
         super().__init__(sampler, spec_config, device, **options)
         self.standard = spec_config.rejection_sample_method == "standard" and self.watermark_key is None
-        self.some_without_drafts = False
         self.marks: StepMarks | None = None
-        # By request slot: whether a draft that was drawn may have been cut because of what it is.
-        self.cut = np.zeros(sampler.req_states.max_num_reqs, dtype=bool)
+        # By request slot: whether it has no draft to judge.
+        self.undrafted = np.zeros(sampler.req_states.max_num_reqs, dtype=bool)
 
     def __call__(
         self,
@@ -42,11 +41,9 @@ class SparseRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         """draft_logits: the DraftSlots of the speculator, None where its drafts were not sampled."""
         counts = input_batch.num_draft_tokens_per_req
-        self.some_without_drafts = counts is None or bool((counts == 0).any())
-        self.cut[:] = False
-        if counts is not None and input_batch.has_structured_output_reqs and not self.enable_adaptive_verification:
-            short = (counts < self.num_speculative_steps) & ~input_batch.is_prefilling_np
-            self.cut[input_batch.idx_mapping_np] = short
+        self.undrafted[:] = False
+        if counts is not None:
+            self.undrafted[input_batch.idx_mapping_np] = counts == 0
         if self.marks is None:
             return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
         self.marks.end_target()
@@ -68,10 +65,11 @@ class SparseRejectionSampler(RejectionSampler):
         verify_draft_sampled: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """-> (processed logits [M, V], sampled [B, K + 1] int64, tokens sampled [B] int32), as stock's."""
-        if draft_logits is None and not self.standard:
+        q = draft_logits
+        if q is None and not self.standard:
             return super()._verify(
                 logits,
-                draft_logits,
+                None,
                 draft_sampled,
                 pos,
                 cu_num_logits,
@@ -94,11 +92,11 @@ class SparseRejectionSampler(RejectionSampler):
         )
         states = self.sampler.sampling_states
         temperature, seeds = states.temperature.gpu[idx_mapping], states.seeds.gpu[idx_mapping]
-        if draft_logits is not None and not self.standard:
+        if q is not None and not self.standard:
             requests = torch.arange(idx_mapping.shape[0], device=idx_mapping.device)
             sampled, num_sampled = rejection_sample(
                 processed,
-                draft_logits.dense(idx_mapping, temperature, processed.shape[1]),
+                q.dense(idx_mapping, temperature, processed.shape[1]),
                 verify_draft_sampled,
                 cu_num_logits,
                 pos,
@@ -125,51 +123,34 @@ class SparseRejectionSampler(RejectionSampler):
                 idx_mapping,
                 (temperature > 0).to(torch.float32),
                 seeds,
-                self._cut_drafts(idx_mapping, idx_mapping_np),
             ),
-            draft_logits,
+            q,
             self.num_speculative_steps,
         )
         # A row without a finite logit yields no token; the engine needs one, and stock emits 0 there.
         sampled = output_ids.to(torch.int64).clamp_(min=0)
-        if self.some_without_drafts:
-            self._sample_as_undrafted(sampled, processed, pos, cu_num_logits, idx_mapping)
+        rows = np.flatnonzero(self.undrafted[idx_mapping_np])
+        if rows.size:
+            at = torch.from_numpy(rows).to(sampled.device, non_blocking=True)
+            sampled[at, 0] = self._as_undrafted(processed, pos, (cu_num_logits[1:] - 1)[at], idx_mapping[at])
         return processed, sampled, accepted + 1
 
-    def _cut_drafts(self, idx_mapping: torch.Tensor, idx_mapping_np: Any) -> CutDrafts | None:
-        """Without asynchronous scheduling the engine hands back fewer drafts where a grammar forbids one."""
-        cut = self.cut[idx_mapping_np]
-        if not cut.any():
-            return None
-        on_device = torch.from_numpy(cut).to(idx_mapping.device, non_blocking=True)
-        return CutDrafts(on_device, int(cut.sum()), self.sampler.req_states.draft_tokens[idx_mapping])
-
-    def _sample_as_undrafted(
-        self,
-        sampled: torch.Tensor,
-        processed: torch.Tensor,
-        pos: torch.Tensor,
-        cu_num_logits: torch.Tensor,
-        idx_mapping: torch.Tensor,
-    ) -> None:
-        """A request without drafts gets the token that stock's sampler gives it in a batch where nobody drafts.
-
-        So the first token of a seeded request does not hang on its neighbours.
-        """
-        last = (cu_num_logits[1:] - 1).to(torch.int64)
+    def _as_undrafted(
+        self, processed: torch.Tensor, pos: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens [b] of requests without drafts, from their only row [b]: those of stock's sampler, which serves where
+        nobody in the batch has any. So the first token of a seeded request does not hang on its neighbours."""
         states = self.sampler.sampling_states
-        alone = gumbel_sample(
-            processed[last],
-            idx_mapping,
+        return gumbel_sample(
+            processed[rows],
+            slots,
             states.temperature.gpu,
             states.seeds.gpu,
-            pos[last],
+            pos[rows],
             apply_temperature=False,
             is_drafting=False,
             use_fp64=self.sampler.use_fp64_gumbel,
         )
-        undrafted = cu_num_logits[1:] - cu_num_logits[:-1] == 1
-        sampled[:, 0] = torch.where(undrafted, alone, sampled[:, 0])
 
 
 def _expanded(values: torch.Tensor, cu_rows: torch.Tensor, rows: int) -> torch.Tensor:

@@ -73,6 +73,22 @@ SEAMS = (
         ("self",),
         "called right before the target's forward",
     ),
+    Seam(
+        "vllm.v1.core.sched.async_scheduler",
+        "AsyncScheduler._update_after_schedule",
+        ("self", "scheduler_output"),
+        "v2.scheduling:update_after_schedule",
+        "config",
+        "a request's own number of drafts, where they are planned before they are drawn",
+    ),
+    Seam(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler.update_draft_token_ids",
+        ("self", "draft_token_ids"),
+        "v2.scheduling:update_draft_token_ids",
+        "config",
+        "the same without asynchronous scheduling",
+    ),
     _used(SPECULATOR, "DFlashSpeculator.__init__", ("self", "vllm_config", "device"), "base class of the speculator"),
     _used(
         SPECULATOR,

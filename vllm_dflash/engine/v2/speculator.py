@@ -18,6 +18,8 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
 from vllm_dflash.checkpoint import load_draft
@@ -73,6 +75,9 @@ class Speculator(DFlashSpeculator):
         if probabilistic:
             # The runner hands this on to the rejection sampler, where stock's would be a dense tensor.
             self.draft_logits = DraftSlots(self.max_num_reqs, self.num_speculative_steps, self.candidates, device)
+        # Stock's buffers hold max_num_batched_tokens; so many requests may draft at once that it is more (vllm#53970).
+        self.most_rows = max(self.max_num_tokens, self.max_num_reqs * self.num_query_per_req)
+        self.input_buffers = InputBuffers(self.max_num_reqs, self.most_rows, device)
         self._ones = torch.ones(self.max_num_reqs, dtype=torch.float32, device=device)
         self._steps = torch.arange(self.num_query_per_req, device=device)
 
@@ -106,7 +111,7 @@ class Speculator(DFlashSpeculator):
         self.stages = DraftStages(self.worker.clock)
         return model
 
-    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("dummy_run"):
             return super().propose(input_batch, *args, **kwargs)
         self.stages.begin(input_batch.num_tokens)
@@ -117,8 +122,18 @@ class Speculator(DFlashSpeculator):
     def _validate_local_argmax_reduction(self) -> None:
         """Candidates are always reduced over the ranks, never whole logits."""
 
-    def set_attn(self, *args: Any, **kwargs: Any) -> None:
-        super().set_attn(*args, **kwargs)
+    def set_attn(
+        self,
+        model_state: Any,
+        kv_cache_config: Any,
+        block_tables: BlockTables,
+        target_input_buffers: InputBuffers,
+        target_attn_groups: Any,
+    ) -> None:
+        slots = block_tables.slot_mappings
+        if slots.shape[1] < self.most_rows:
+            block_tables.slot_mappings = slots.new_zeros(slots.shape[0], self.most_rows)
+        super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
         self.context = None
         self._check_causality()
 
@@ -156,9 +171,9 @@ class Speculator(DFlashSpeculator):
             self.model.precompute_and_store_context_kv(features, positions)
             return
         writer = self._writer()
-        slots = self._context_slot_mappings
-        own = slots[0] if self._layer_groups is None else slots[self._layer_groups]
-        writer.write(features, positions, own[..., start:end])
+        slots = self._context_slot_mappings[:, start:end]
+        own = slots[0] if self._layer_groups is None else slots.index_select(0, self._layer_groups)
+        writer.write(features, positions, own)
         self.stages.next("draft", 0)
 
     def _generate_draft(

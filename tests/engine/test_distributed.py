@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several ranks on vLLM's own executors: the target's tokens, and ranks that agree on every draft and every verdict."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from examples.demo.server import Server
+from tests.engine import ranks
+from tests.engine.prompts import tiny_prompts
+from tests.reference.target import ReferenceTarget
+from tests.support.checkpoints import DrafterShape, TargetShape
+
+pytestmark = pytest.mark.engine
+
+GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+BY_RUNNER = [
+    pytest.param("v1", "dflash2", id="v1-dflash2"),
+    pytest.param("v1", "dflash", id="v1-dflash", marks=pytest.mark.slow),
+    pytest.param("v2", "dflash2", id="v2-dflash2", marks=pytest.mark.slow),
+    pytest.param("v2", "dflash", id="v2-dflash", marks=pytest.mark.slow),
+]
+ON_CPU = {
+    # One core a rank; without it vLLM looks for a NUMA node each.
+    "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+    # The ranks are asked by functions.
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+}
+
+
+def several(processes, plugin, runner: str):
+    if not plugin:
+        pytest.skip("the plug-in under several ranks")
+    return processes(runner=runner, plugin=True, in_process=False, environment=tuple(ON_CPU.items()))
+
+
+@pytest.mark.parametrize(("runner", "architecture"), BY_RUNNER)
+def test_tensor_parallel(processes, plugin, trained, runner, architecture):
+    """TP=2: exact, and both ranks hold the same candidates, q and accepted lengths, sampled requests among them."""
+    pair = trained(architecture)
+    engine = several(processes, plugin, runner)
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, tensor_parallel_size=2)
+    runners = engine.probe(ranks.everywhere, ranks.watch)
+    assert len(runners) == 2 and all((".worker.cpu.model_runner." in name) == (runner == "v2") for name in runners)
+    sampled = GREEDY | {"temperature": 1.0}
+    sampling = [GREEDY, GREEDY, GREEDY, GREEDY, sampled, sampled | {"seed": 5}]
+    outputs = engine.generate(prompts, sampling)
+    target = ReferenceTarget(pair.target)
+    for prompt, output in zip(prompts[:4], outputs, strict=False):
+        assert output.token_ids == target.greedy(prompt, GREEDY["max_tokens"])
+    first, second = engine.probe(ranks.everywhere, ranks.noted)
+    verdicts = [entry for entry in first if entry[0] == "reject_sparse"]
+    assert first == second and len(verdicts) > 10
+    assert max(accepted for _, _, counts in verdicts for accepted in counts) >= 2
+    counters = engine.counters()
+    assert counters["spec_decode_num_accepted_tokens"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+def test_pipeline_parallel(processes, plugin, make, architecture):
+    """PP=2 on V2. The last stage drafts; a target with tied embeddings has them there."""
+    shape = DrafterShape(architecture=architecture)
+    pair = make(shape, TargetShape(family="llama", tie_embeddings=True, seed=7))
+    engine = several(processes, plugin, "v2")
+    prompts = tiny_prompts(128, longest=50)[:4]
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 3}, pipeline_parallel_size=2)
+    outputs = engine.generate(prompts, GREEDY)
+    target = ReferenceTarget(pair.target)
+    assert [output.token_ids for output in outputs] == [target.greedy(prompt, 24) for prompt in prompts]
+    assert engine.counters()["spec_decode_num_draft_tokens"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+def test_data_parallel(plugin, trained, tmp_path, architecture):
+    """`vllm serve --data-parallel-size 2`: both engines serve and draft, exact."""
+    if not plugin:
+        pytest.skip("the plug-in under several ranks")
+    pair = trained(architecture)
+    arguments = ["--data-parallel-size", "2", "--dtype", "float32", "--max-num-seqs", "8", "--block-size", "32"]
+    arguments += ["--speculative-config", f'{{"method": "dflash", "model": "{pair.drafter}"}}']
+    server = Server(pair.target, "two engines", tmp_path / "server.log", arguments)
+    server.command[server.command.index("--max-model-len") + 1] = "512"
+    server.environment |= ON_CPU | {"VLLM_PLUGINS": "dflash", "OMP_NUM_THREADS": "1"}
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:12]
+    with server, httpx.Client(trust_env=False, timeout=300, base_url=server.url) as client:
+
+        def complete(prompt: list[int]) -> list[int]:
+            body = GREEDY | {"model": str(pair.target), "prompt": prompt, "return_token_ids": True}
+            answer = client.post("/v1/completions", json=body).raise_for_status().json()
+            return answer["choices"][0]["token_ids"]
+
+        with ThreadPoolExecutor(12) as pool:
+            tokens = list(pool.map(complete, prompts))
+        metrics = client.get("/metrics").text
+    target = ReferenceTarget(pair.target)
+    assert tokens == [target.greedy(prompt, GREEDY["max_tokens"]) for prompt in prompts]
+    for engine in ("0", "1"):
+        for counter in ("num_draft_tokens", "num_accepted_tokens"):
+            found = re.search(rf'vllm:spec_decode_{counter}_total{{engine="{engine}".*}} (\S+)', metrics)
+            assert found and float(found[1]) > 0, f"{counter} of engine {engine}"
