@@ -213,3 +213,7 @@ def beside_others(
             if output.request_id == "late":
                 tokens = list(output.outputs[0].token_ids)
     return tokens
+
+
+def is_asynchronous(llm: Any) -> bool:
+    return engine_core(llm).async_scheduling

@@ -71,9 +71,20 @@ def test_more_draft_rows_than_a_step_has_tokens(v2, trained):
     assert check_drafts(pair, outputs, v2.traces(), 7) >= 8 * 3
 
 
+def worst(v2, joint, count: int) -> float:
+    """The least p-value of `count` sampled requests; also sees to it that drafts were accepted."""
+    sampling = {"temperature": 1.0, "max_tokens": 3, "ignore_eos": True, "detokenize": False}
+    outputs = v2.generate([PROMPT] * count, [sampling | {"seed": index} for index in range(count)])
+    accepted = [step.accepted for trace in v2.traces().values() for step in trace.verified]
+    assert sum(accepted) > 0.2 * len(accepted), "hardly a draft was accepted; the test would show little"
+    results = compare(torch.tensor([output.token_ids for output in outputs]), joint)
+    print(f"mean accepted {sum(accepted) / len(accepted):.2f};", results)
+    return min(chance for _, chance in results.values())
+
+
 @pytest.mark.parametrize(("architecture", "requests"), [("dflash2", 600)])
 def test_sampled_tokens_are_the_targets(v2, trained, architecture, requests):
-    """T=1: the first three tokens by chi-square; the same check notices a q that is too large by a half."""
+    """T=1: the first three tokens by chi-square. What is held for q is its candidates, and no dense tensor."""
     pair = trained(architecture)
     v2.start(
         pair.target,
@@ -84,16 +95,7 @@ def test_sampled_tokens_are_the_targets(v2, trained, architecture, requests):
     )
     joint = exact_distribution(pair.target, PROMPT, 3)
 
-    def worst(count: int) -> float:
-        sampling = {"temperature": 1.0, "max_tokens": 3, "ignore_eos": True, "detokenize": False}
-        outputs = v2.generate([PROMPT] * count, [sampling | {"seed": index} for index in range(count)])
-        accepted = [step.accepted for trace in v2.traces().values() for step in trace.verified]
-        assert sum(accepted) > 0.2 * len(accepted), "hardly a draft was accepted; the test would show little"
-        results = compare(torch.tensor([output.token_ids for output in outputs]), joint)
-        print(f"mean accepted {sum(accepted) / len(accepted):.2f};", results)
-        return min(chance for _, chance in results.values())
-
-    assert worst(requests) > 1e-3
+    assert worst(v2, joint, requests) > 1e-3
     held = v2.probe(probes.held_for_q)
     assert held["dense"] == []
     assert held["bytes"] == (200 + 1) * 3 * pair.drafter_shape.selector_top_k * 8
@@ -114,3 +116,47 @@ def test_sampled_tokens_are_the_targets(v2, trained, architecture, requests):
     traces = v2.traces()
     scheduled = [{step.scheduled for step in traces[output.request_id].verified} for output in outputs]
     assert 3 in scheduled[0] and scheduled[1] == {1} and scheduled[2] == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+def test_block_verification_is_lossless(v2, trained, architecture):
+    """Stock's own method: its kernels get the sparse q spread out."""
+    pair = trained(architecture)
+    speculative = {"num_speculative_tokens": 3, "rejection_sample_method": "block"}
+    v2.start(pair.target, pair.drafter, speculative=speculative, max_num_seqs=200, max_num_batched_tokens=2048)
+    assert worst(v2, exact_distribution(pair.target, PROMPT, 3), 600) > 1e-3
+
+
+@pytest.mark.slow
+def test_synthetic_acceptance_is_what_was_asked_for(v2, trained):
+    pair = trained("dflash2")
+    speculative = {
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [1.0, 1.0, 0.0],
+    }
+    v2.start(pair.target, pair.drafter, speculative=speculative)
+    v2.generate([PROMPT] * 4, {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True})
+    accepted = [step.accepted for trace in v2.traces().values() for step in trace.verified if step.scheduled == 3]
+    assert set(accepted[:-1]) == {2}
+
+
+@pytest.mark.slow
+@BOTH
+def test_asynchronous_scheduling(processes, plugin, trained, architecture):
+    """As on a GPU, where the next step is planned before this one's drafts are known. Grammar and own numbers too."""
+    if not plugin:
+        pytest.skip("the plug-in on V2")
+    engine = processes(runner="v2", plugin=True, environment=(("V2_ON_CPU_ASYNCHRONOUS", "1"),))
+    pair = trained(architecture)
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
+    greedy = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    allowed = greedy | {"structured_outputs": {"regex": "(t3|t28|t23|t9|t27|t4|t0)+"}}
+    sampling = [greedy] * 4 + [allowed, greedy | {"extra_args": {"dflash": {"max_draft_tokens": 2}}}]
+    engine.start(pair.target, async_scheduling=True)
+    plain = [output.token_ids for output in engine.generate(prompts, [*sampling[:5], greedy])]
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, async_scheduling=True)
+    assert engine.probe(probes.is_asynchronous)
+    assert [output.token_ids for output in engine.generate(prompts, sampling)] == plain
+    assert engine.counters()["spec_decode_num_accepted_tokens"] > 0

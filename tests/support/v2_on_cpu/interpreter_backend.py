@@ -11,6 +11,9 @@ links its bitcode.
 
 import os
 
+# Set to 1: scheduling stays asynchronous where a GPU's would be.
+ASYNCHRONOUS = "V2_ON_CPU_ASYNCHRONOUS"
+
 
 def install() -> None:
     """Call before anything imports torch or vLLM."""
@@ -25,6 +28,39 @@ def install() -> None:
     accept_integer_masks()
     widen_bfloat16_in_dots()
     _give_libdevice_a_log1p()
+    if os.environ.get(ASYNCHRONOUS):
+        _keep_asynchronous_scheduling()
+
+
+def _keep_asynchronous_scheduling() -> None:
+    """vLLM's CPU platform switches it off ("not required on CPU"); V2 under pipeline parallelism needs it."""
+    import importlib.abc
+    import importlib.util
+    import sys
+
+    class AfterImport(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name != "vllm.platforms.cpu":
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            load = spec.loader.exec_module
+
+            def exec_module(module) -> None:
+                load(module)
+                stock = module.CpuPlatform.check_and_update_config
+
+                def check_and_update_config(vllm_config) -> None:
+                    wanted = vllm_config.scheduler_config.async_scheduling
+                    stock(vllm_config)
+                    vllm_config.scheduler_config.async_scheduling = wanted
+
+                module.CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
+
+            spec.loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, AfterImport())
 
 
 def _driver_class() -> type:
