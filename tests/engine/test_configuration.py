@@ -100,6 +100,23 @@ def test_more_drafts_than_the_block_holds_are_refused(make: Make) -> None:
         configured(pair, {"method": "dflash", "model": str(pair.drafter), "num_speculative_tokens": 8})
 
 
+def test_no_drafts_at_all_are_refused_with_what_is_allowed(make: Make) -> None:
+    pair = make(DrafterShape(architecture="dflash2"))
+    with pytest.raises(IncompatibleDraft, match=r"num_speculative_tokens is 0.*a number from 1 to 7"):
+        configured(pair, {"method": "dflash", "model": str(pair.drafter), "num_speculative_tokens": 0})
+
+
+def test_an_ordinary_model_as_drafter_is_one_sentence(make: Make) -> None:
+    pair = make(DrafterShape(architecture="dflash2"))
+    with pytest.raises(ValueError) as error:
+        configured(pair, {"method": "dflash", "model": str(pair.target), "num_speculative_tokens": 3})
+    assert str(error.value) == (
+        f"{pair.target} is an ordinary model (Qwen3ForCausalLM) and no DFlash drafter. Name a drafter that was "
+        'trained for the target with "model" in --speculative-config, or leave "model" out and the catalogue is '
+        "asked."
+    )
+
+
 def test_a_foreign_anchor_layout_is_refused_with_the_reason(make: Make, tmp_path: Path) -> None:
     """vllm#49614: a checkpoint that predicts from the anchor would draft at under one per cent without a word."""
     pair = make(DrafterShape(architecture="dflash"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.model_executor.models.registry import _SPECULATIVE_DECODING_MODELS, ModelRegistry
 
 from vllm_dflash.checkpoint import (
     DraftCheckpoint,
@@ -90,7 +91,9 @@ def resolve(request: Request, target: Any) -> DraftCheckpoint | None:
     Raises ValueError (CheckpointError) with one clear message on any mismatch, before weights load.
     """
     model, revision = drafter_of(request, target.model)
-    if not is_ours(read_draft_config(model, revision)):
+    raw = read_draft_config(model, revision)
+    if not is_ours(raw):
+        _refuse_an_ordinary_model(model, raw.get("architectures"))
         return None
     facts = target_facts(target)
     draft = load_draft(model, revision, num_target_layers=facts.num_layers)
@@ -98,6 +101,20 @@ def resolve(request: Request, target: Any) -> DraftCheckpoint | None:
     for warning in require_compatible(facts, draft.config, draft.tensors, asked, draft_name=model):
         logger.warning("%s", warning)
     return draft
+
+
+def _refuse_an_ordinary_model(name: str, architectures: Any) -> None:
+    """Stock serves more kinds of draft under the method "dflash"; of a model that is no draft it says it at length."""
+    if not isinstance(architectures, list) or not architectures:
+        return
+    known = set(ModelRegistry.get_supported_archs())
+    ordinary = known - set(_SPECULATIVE_DECODING_MODELS)
+    if all(one in ordinary and f"DFlash{one}" not in known for one in architectures):
+        raise ValueError(
+            f"{name} is an ordinary model ({', '.join(architectures)}) and no DFlash drafter. Name a drafter that was "
+            'trained for the target with "model" in --speculative-config, or leave "model" out and the catalogue is '
+            "asked."
+        )
 
 
 def with_defaults(request: Request, draft: DraftCheckpoint) -> dict[str, Any]:

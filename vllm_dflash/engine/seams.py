@@ -55,6 +55,14 @@ SEAMS = (
         "config",
         "refuses a bad request option in the front end, before the request reaches the engine",
     ),
+    Seam(
+        "vllm.model_executor.models.registry",
+        "_SPECULATIVE_DECODING_MODELS",
+        None,
+        None,
+        "config",
+        "tells a draft of another kind, which is stock's, from an ordinary model",
+    ),
     *(
         Seam(module, f"{name}.{http_requests.FIELD}", None, None, "config", "takes an object over HTTP too")
         for module, name in http_requests.REQUESTS
@@ -378,7 +386,7 @@ def _problem(seam: Seam, tree: ast.Module | None) -> str | None:
 
 
 def _member(node: ast.AST | None, name: str) -> ast.AST | None:
-    """A class, function, annotated name or import of that name directly in a module's or class's body."""
+    """A class, function, assignment or import of that name directly in a module's or class's body."""
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name == name:
             return child
@@ -386,6 +394,8 @@ def _member(node: ast.AST | None, name: str) -> ast.AST | None:
             for alias in child.names:
                 if (alias.asname or alias.name) == name:
                     return child
+        if isinstance(child, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in child.targets):
+            return child
         if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name) and child.target.id == name:
             return child
     return None
