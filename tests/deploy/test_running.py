@@ -184,5 +184,5 @@ def test_sigterm_drains_a_streaming_request(container: Container, load: Load) ->
     assert usage["usage"]["completion_tokens"] == 96
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert len(chunks) > 10, "the request was over before the container was told to stop"
-    assert container.process.wait(30) == 0
+    assert container.process.wait(120) == 0
     assert not container.probe("readinessProbe")
