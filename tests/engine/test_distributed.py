@@ -11,7 +11,6 @@ from examples.demo.server import Server
 from tests.engine import ranks
 from tests.engine.prompts import tiny_prompts
 from tests.reference.target import ReferenceTarget
-from tests.support.checkpoints import DrafterShape, TargetShape
 
 pytestmark = pytest.mark.engine
 
@@ -30,12 +29,10 @@ ON_CPU = {
 }
 
 
-def several(processes, plugin, runner: str, **environment: str):
+def several(processes, plugin, runner: str):
     if not plugin:
         pytest.skip("the plug-in under several ranks")
-    return processes(
-        runner=runner, plugin=True, in_process=False, environment=tuple((ON_CPU | environment).items())
-    )
+    return processes(runner=runner, plugin=True, in_process=False, environment=tuple(ON_CPU.items()))
 
 
 @pytest.mark.parametrize(("runner", "architecture"), BY_RUNNER)
@@ -59,25 +56,6 @@ def test_tensor_parallel(processes, plugin, trained, runner, architecture):
     assert max(accepted for _, _, counts in verdicts for accepted in counts) >= 2
     counters = engine.counters()
     assert counters["spec_decode_num_accepted_tokens"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
-def test_pipeline_parallel(processes, plugin, make, architecture):
-    """PP=2 on V2. The last stage drafts; a target with tied embeddings has them there.
-
-    Scheduling is asynchronous, as on a GPU: without it stock's V2 runner fails with any drafts (it hands out drafts of
-    requests whose step is still on its way).
-    """
-    shape = DrafterShape(architecture=architecture)
-    pair = make(shape, TargetShape(family="llama", tie_embeddings=True, seed=7))
-    engine = several(processes, plugin, "v2", V2_ON_CPU_ASYNCHRONOUS="1")
-    prompts = tiny_prompts(128, longest=50)[:4]
-    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 3}, pipeline_parallel_size=2)
-    outputs = engine.generate(prompts, GREEDY)
-    target = ReferenceTarget(pair.target)
-    assert [output.token_ids for output in outputs] == [target.greedy(prompt, 24) for prompt in prompts]
-    assert engine.counters()["spec_decode_num_draft_tokens"] > 0
 
 
 @pytest.mark.slow

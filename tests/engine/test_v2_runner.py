@@ -154,9 +154,11 @@ def test_asynchronous_scheduling(processes, plugin, trained, architecture):
     greedy = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
     allowed = greedy | {"structured_outputs": {"regex": "(t3|t28|t23|t9|t27|t4|t0)+"}}
     sampling = [greedy] * 4 + [allowed, greedy | {"extra_args": {"dflash": {"max_draft_tokens": 2}}}]
-    engine.start(pair.target, async_scheduling=True)
+    # Nothing is traced: the scheduler learns of no draft.
+    asynchronous = {"async_scheduling": True, "traced": False}
+    engine.start(pair.target, **asynchronous)
     plain = [output.token_ids for output in engine.generate(prompts, [*sampling[:5], greedy])]
-    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, async_scheduling=True)
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **asynchronous)
     assert engine.probe(probes.is_asynchronous)
     assert [output.token_ids for output in engine.generate(prompts, sampling)] == plain
     assert engine.counters()["spec_decode_num_accepted_tokens"] > 0
