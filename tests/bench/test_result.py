@@ -10,7 +10,7 @@ from tests.bench.results import SETTINGS, lines
 from vllm_dflash.bench import report
 from vllm_dflash.bench.agreement import compare
 from vllm_dflash.bench.load import figures
-from vllm_dflash.bench.plan_of_run import Cell
+from vllm_dflash.bench.plan_of_run import Cell, Group, synthetic
 from vllm_dflash.bench.server import BenchError
 from vllm_dflash.bench.store import Store
 from vllm_dflash.bench.summary import crossing, spread, summarise
@@ -114,3 +114,10 @@ def test_an_interrupted_store_goes_on_and_other_settings_are_refused(tmp_path: P
     assert Store(tmp_path / "out", {"target": "a"}).figures(cut) == {"seconds": 3.0}
     with pytest.raises(BenchError, match=r"holds a run with other settings \(target differ\)\. Name another folder"):
         Store(tmp_path / "out", {"target": "b"})
+
+
+def test_a_synthetic_group_drafts_in_every_step() -> None:
+    group = synthetic(Group("dflash2", {"method": "dflash", "model": "d"}, stock=False), 1.0, 7)
+    assert group.name == "dflash2@1"
+    assert group.speculative is not None and group.speculative["synthetic_acceptance_length"] == 1.0
+    assert group.serve_arguments()[-2:] == ["--additional-config", '{"dflash": {"block_length": 7}}']

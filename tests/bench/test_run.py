@@ -39,7 +39,10 @@ def test_a_tiny_run_is_interrupted_and_goes_on(trained: Callable[[str], Pair], t
     prompts.write_text('{"prompt": "t5 t6 t7"}\n{"prompt": "t9 t8"}\n')
     arguments = [pair.target, pair.drafter, "--out", out, "--groups", "dflash2", "--prompts", prompts]
     arguments += ["--output-tokens", 16, "--concurrency", 2, "--temperature", 0, "--count", 2, "--repeats", 1]
+    # Every step drafts: so short a run says nothing of what the controller would choose.
+    fixed = '{"dflash": {"block_length": 7}}'
     arguments += ["--raw", "--ignore-eos", "--", "--dtype", "float32", "--enforce-eager", "--max-model-len", 128]
+    arguments += ["--additional-config", fixed]
 
     first = start(*arguments)
     until = time.monotonic() + 600

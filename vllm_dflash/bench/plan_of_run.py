@@ -147,4 +147,6 @@ def synthetic(group: Group, length: float, tokens: int) -> Group:
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_length": length,
     }
-    return Group(f"{group.name}@{length:g}", config, group.stock, group.arguments)
+    # The server's controller would answer to the acceptance that is set; here every step drafts all.
+    fixed = ("--additional-config", json.dumps({"dflash": {"block_length": tokens}}))
+    return Group(f"{group.name}@{length:g}", config, group.stock, (*group.arguments, *fixed))
