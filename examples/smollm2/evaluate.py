@@ -19,6 +19,11 @@ from examples.smollm2.generate import encode, read_prompts
 from vllm_dflash.checkpoint import load_draft
 
 
+def fixed_length(drafts: int) -> dict[str, Any]:
+    """Engine arguments that keep this package at `drafts` tokens a step, whatever they gain."""
+    return {"additional_config": {"dflash": {"block_length": drafts}}}
+
+
 def counters(llm: Any) -> tuple[int, int]:
     """(drafts, accepted draft tokens) since the engine started."""
     values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
@@ -43,6 +48,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--target", type=Path, default=Path(".demo/target"))
     parser.add_argument("--drafter", type=Path, default=Path(".demo/drafter"))
     parser.add_argument("--prompts", type=Path, default=TRAINING / "held-out.jsonl")
+    parser.add_argument("--drafts", type=int, help="tokens to draft a step (default: the drafter's most)")
+    parser.add_argument("--kinds", nargs="+", help="kinds of prompts (default all)")
     parser.add_argument("--each", type=int, default=24, help="prompts of each kind")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--sequences", type=int, default=8, help="sequences that run at once")
@@ -54,21 +61,27 @@ def main(argv: list[str] | None = None) -> None:
     from vllm import LLM
 
     # Every draft counts here, whether it pays on this machine or not.
-    drafts = load_draft(str(arguments.drafter)).config.num_draft_tokens
+    drafts = arguments.drafts or load_draft(str(arguments.drafter)).config.num_draft_tokens
     llm = LLM(
         str(arguments.target),
         dtype=arguments.dtype,
         enforce_eager=True,
         max_model_len=512 + arguments.max_tokens,
         max_num_seqs=arguments.sequences,
-        speculative_config={"method": "dflash", "model": str(arguments.drafter)},
-        additional_config={"dflash": {"block_length": drafts}},
+        speculative_config={
+            "method": "dflash",
+            "model": str(arguments.drafter),
+            "num_speculative_tokens": drafts,
+        },
+        **fixed_length(drafts),
         disable_log_stats=False,
         seed=0,
     )
     tokenizer = llm.get_tokenizer()
     by_kind: dict[str, list[list[int]]] = {}
     for prompt in read_prompts(arguments.prompts):
+        if arguments.kinds and prompt["kind"] not in arguments.kinds:
+            continue
         chosen = by_kind.setdefault(prompt["kind"], [])
         if len(chosen) < arguments.each:
             chosen.append(encode(tokenizer, prompt, 512))
