@@ -13,6 +13,7 @@ from torch import Tensor
 
 TRAINING = Path(".demo/training")
 RAW_KINDS = ("code", "prose")
+CONTEXT_STEP = 64
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Batch:
     """B sequences with N blocks each; slot j of a block predicts the token at anchor + j."""
 
     taps: Tensor
-    """[B, T, F*H] bf16"""
+    """[B, T, F*H] bf16, T a multiple of 64, the rows behind a sequence 0"""
     anchors: Tensor
     """[B, N] positions"""
     anchor_ids: Tensor
@@ -122,7 +123,7 @@ def frequent_tokens(sequences: list[Sequence], vocabulary: int, most: int) -> Te
 
 def collate(sequences: list[Sequence], anchors: list[np.ndarray], slots: int) -> Batch:
     """Put blocks at `anchors` (equal counts a sequence) of the given sequences together."""
-    longest = max(len(sequence.tokens) for sequence in sequences)
+    longest = -(-max(len(sequence.tokens) for sequence in sequences) // CONTEXT_STEP) * CONTEXT_STEP
     width = sequences[0].taps.shape[1]
     taps = np.zeros((len(sequences), longest, width), np.uint16)
     ids, labels, soft_ids, soft_chances = [], [], [], []

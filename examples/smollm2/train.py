@@ -97,23 +97,26 @@ class HeadLoss(torch.autograd.Function):
 
 
 class Loss:
-    """The training loss, with the target's output head cut: frequent tokens, a batch's own and some random ones."""
+    """The training loss, with the target's output head cut: frequent tokens, a batch's own and some random ones.
+
+    Sizes are the same in every step: the CPU's matrix products are compiled anew for each size.
+    """
 
     def __init__(
-        self, embeddings: Tensor, head: Tensor, frequent: Tensor, decay: float, soft: float, random: int = 512
+        self, embeddings: Tensor, head: Tensor, frequent: Tensor, decay: float, soft: float, others: int = 1024
     ) -> None:
         self.embeddings, self.scaled = embeddings, unit_scaled(embeddings)
         self.whole_head, self.frequent = head.to(torch.bfloat16), frequent
-        self.decay, self.soft, self.random = decay, soft, random
+        self.decay, self.soft = decay, soft
+        self.size = min(len(frequent) + others, len(embeddings))
 
     def cut(self, labels: Tensor) -> None:
-        """Make `head`, `ids` and `place` (of an id among them, else -1) for a batch's labels."""
+        """Make `head`, `ids` and `place` (of an id among them, else -1) for a batch's labels, at most `others` new."""
         vocabulary = len(self.embeddings)
-        chosen = torch.zeros(vocabulary, dtype=torch.bool)
-        chosen[self.frequent] = True
-        chosen[labels[labels >= 0]] = True
-        chosen[torch.randint(vocabulary, (self.random,))] = True
-        self.ids = chosen.nonzero()[:, 0]
+        rank = torch.rand(vocabulary)
+        rank[labels[labels >= 0]] = 2.0
+        rank[self.frequent] = 3.0
+        self.ids = rank.topk(self.size).indices.sort().values
         self.head = self.whole_head[self.ids]
         self.place = torch.full((vocabulary,), -1)
         self.place[self.ids] = torch.arange(len(self.ids))
@@ -124,17 +127,18 @@ class Loss:
         embedded = self.embeddings[block_ids(batch.anchor_ids, drafter)].float()
         embedded = embedded[:, :, : 1 + batch.labels.shape[-1]]
         hidden = drafter(batch.taps, embedded, batch.anchors)[:, :, 1:]
-        valid = batch.labels >= 0
-        slot = torch.arange(valid.shape[-1]).expand_as(valid)[valid]
-        weight = torch.exp(-slot / self.decay)
+        slot = torch.arange(batch.labels.shape[-1]).expand_as(batch.labels).flatten()
+        hidden, labels, soft_ids = hidden.flatten(0, 2), batch.labels.flatten(), batch.soft_ids.flatten(0, 2)
+        label_places = torch.where(labels >= 0, self.place[labels.clamp(min=0)], -1)
+        valid = label_places >= 0
+        weight = torch.exp(-slot / self.decay) * valid
         weight = weight / weight.sum()
-        hidden, labels, soft_ids = hidden[valid], batch.labels[valid], batch.soft_ids[valid]
         soft_places = self.place[soft_ids]
-        soft = self.soft * batch.soft_chances[valid] * (soft_places >= 0)
+        soft = self.soft * batch.soft_chances.flatten(0, 2) * (soft_places >= 0)
         each, scores, top = HeadLoss.apply(
             hidden.to(torch.bfloat16),
             self.head,
-            self.place[labels][:, None],
+            label_places.clamp(min=0)[:, None],
             soft,
             soft_places.clamp(min=0),
             drafter.shape.selector_top,
@@ -142,18 +146,18 @@ class Loss:
         loss = (each * weight).sum()
         candidates = self.ids[top]
         is_label = candidates == labels[:, None]
-        figures = {"loss": loss.item(), "slot1": is_label[slot == 0, 0].float().mean().item()}
+        figures = {"loss": loss.item(), "slot1": is_label[valid & (slot == 0), 0].float().mean().item()}
         if not drafter.shape.is_dflash2:
             return loss, figures
 
-        previous = torch.cat((batch.anchor_ids[..., None], batch.labels[..., :-1]), dim=-1)[valid]
+        previous = torch.cat((batch.anchor_ids[..., None], batch.labels[..., :-1].clamp(min=0)), dim=-1).flatten()
         scores = scores + drafter.candidate_selector(hidden, previous, candidates, self.scaled)
         goal = (soft[:, None, :] * (candidates[:, :, None] == soft_ids[:, None, :])).sum(-1)
         goal = goal + (1 - soft.sum(-1, keepdim=True)) * is_label
         picked = -(goal * scores.log_softmax(-1)).sum(-1)
         picked_loss = (picked * weight).sum()
         right = is_label.gather(-1, scores.argmax(-1, keepdim=True))
-        figures |= {"selector": picked_loss.item(), "picked": right.float().mean().item()}
+        figures |= {"selector": picked_loss.item(), "picked": right[valid].float().mean().item()}
         return loss + picked_loss, figures
 
 
