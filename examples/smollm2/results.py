@@ -9,7 +9,8 @@ A variant is a name and, after a colon, how many tokens it drafts: `plain`, `ngr
 need the folder of a DFlash drafter in --dflash), `dflash2`. All engines are up at once, each in a process of its own,
 and take turns prompt group by prompt group, so that what else the machine does hits all of them alike. What is
 measured is appended to --state and not measured again, so the command can be stopped and repeated. It ends by
-printing Markdown tables; --table prints them from the state alone.
+printing Markdown tables; --table prints them from the state alone, --write puts them into a page, in place of all
+from its first table on.
 """
 
 from __future__ import annotations
@@ -263,11 +264,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--state", type=Path, default=Path(".demo/results.jsonl"))
     parser.add_argument("--table", action="store_true", help="measure nothing, print the tables of --state")
+    parser.add_argument("--write", type=Path, help="a Markdown page to put the tables into")
     arguments = parser.parse_args(argv)
     drafters = {"stock-dflash": arguments.dflash, "dflash": arguments.dflash, "dflash2": arguments.drafter}
     if not arguments.table:
         run(arguments, [parse_variant(text, drafters) for text in arguments.variants])
-    print(tables(read_state(arguments.state)))
+    text = tables(read_state(arguments.state))
+    print(text)
+    if arguments.write is not None:
+        before = arguments.write.read_text().split("\n### ")[0].rstrip("\n")
+        arguments.write.write_text(f"{before}\n\n{text}")
 
 
 if __name__ == "__main__":

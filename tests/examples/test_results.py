@@ -36,7 +36,10 @@ def test_state_is_read_back_and_printed_without_an_engine(
     state = tmp_path / "state.jsonl"
     state.write_text("".join(json.dumps({"cell": asdict(cell), "figures": f}) + "\n" for cell, f in MEASURED))
     assert read_state(state) == MEASURED
-    main(["--table", "--state", str(state)])
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\nText.\n\n### old\n\n| a |\n")
+    main(["--table", "--state", str(state), "--write", str(page)])
+    assert page.read_text() == f"# Page\n\nText.\n\n{tables(MEASURED)}"
     assert capsys.readouterr().out.strip() == tables(MEASURED).strip()
 
 
