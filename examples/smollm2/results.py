@@ -32,6 +32,7 @@ from examples.smollm2.data import TRAINING
 from examples.smollm2.evaluate import counters, fixed_length
 from examples.smollm2.generate import encode, read_prompts
 
+BLOCK = 128
 STOCK = ("plain", "ngram", "stock-dflash")
 VARIANTS = ["plain", "ngram:3", "stock-dflash:3", "dflash:3", "dflash2:3"]
 
@@ -155,6 +156,10 @@ def run(arguments: argparse.Namespace, variants: list[Variant]) -> None:
         "max_model_len": 256 + arguments.max_tokens,
         "max_num_seqs": max(arguments.concurrency),
         "enable_prefix_caching": False,
+        "max_num_batched_tokens": 1024,
+        "block_size": BLOCK,
+        # All engines stand in memory at once: no more cache than the requests fill, the draft's included.
+        "num_gpu_blocks_override": 2 * max(arguments.concurrency) * (2 + (256 + arguments.max_tokens) // BLOCK),
     }
     arguments.state.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
