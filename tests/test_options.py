@@ -81,3 +81,9 @@ def test_the_message_of_a_bad_request_option() -> None:
         "dflash.max_draft_tokens: Input should be greater than or equal to 0 (given: -1). "
         "Options of a request: max_draft_tokens, workload."
     )
+
+
+@pytest.mark.parametrize("window", [0, -1, "wide", 1.5])
+def test_a_draft_window_is_a_number_of_tokens(window) -> None:
+    with pytest.raises(ValueError, match="draft_window"):
+        server_options({"dflash": {"draft_window": window}})

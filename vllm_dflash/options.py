@@ -22,6 +22,12 @@ class ServerOptions(BaseModel):
     block_length: Literal["auto"] | Annotated[int, Field(strict=True, ge=0)] = "auto"
     """Drafts a request and step: what pays most by measured cost and acceptance, or always this many."""
 
+    draft_window: int | None = Field(default=None, ge=1)
+    """Tokens that the draft's full-attention layers look back, so that a draft's cost stays flat with the context."""
+
+    extend_draft_range: bool = False
+    """Draft past the positions that the draft was trained on, by its rotary formula."""
+
     metrics: bool = True
     """Whether the `vllm_dflash:` metrics are measured and stand on /metrics."""
 

@@ -47,6 +47,33 @@ def test_reused_prefixes(serving, make, architecture, windows):
     assert check_drafts(pair, second, engine.traces(), 7) >= 5 * len(turns)
 
 
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_prefix_hits_are_those_of_plain_decoding(serving, make, windows):
+    """dflash#165, vllm#54094, vllm#57032, vllm#53477: the last cached block of a prefix was dropped, and with it all.
+
+    The second time a prompt comes it is drafted for as the first time, so that acceptance is the same too.
+    """
+    shape = DrafterShape(architecture="dflash2", **WINDOWS[windows])
+    pair = make(shape)
+    engine = serving.process(shape)
+    prompts = [prompt[:length] for prompt, length in zip(tiny_prompts(128)[::4], (64, 65, 96, 120, 150), strict=False)]
+    hits = {}
+    for name, drafter in (("plain", None), ("drafting", pair.drafter)):
+        engine.start(pair.target, drafter, speculative={"num_speculative_tokens": 7} if drafter else {})
+        # One at a time: what runs side by side shares by chance.
+        first, again = ([engine.generate([prompt], greedy(16))[0] for prompt in prompts] for _ in range(2))
+        hits[name] = [output.cached_tokens for output in first + again]
+        if drafter:
+            traces = engine.traces()
+            steps = [[(step.drafts, step.accepted) for step in traces[output.request_id].steps] for output in first]
+            assert steps == [
+                [(step.drafts, step.accepted) for step in traces[output.request_id].steps] for output in again
+            ]
+            check_drafts(pair, again, traces, 7)
+    assert hits["drafting"] == hits["plain"]
+    assert min(hits["plain"][len(prompts) :]) >= 32
+
+
 @BOTH
 def test_preempted_requests(serving, trained, architecture):
     """Preempted requests give up their blocks and prefill again, drafted-for tokens included."""

@@ -24,6 +24,8 @@ RULES = {
     "nucleus": {"temperature": 0.9, "top_p": 0.7},
     "top of a warm one": {"temperature": 1.4, "top_k": 6},
     "penalties": {"temperature": 1.0, "presence_penalty": 0.6, "frequency_penalty": 0.9},
+    "least probable": {"temperature": 1.3, "min_p": 0.2},
+    "biased": {"temperature": 1.0, "logit_bias": {9: 1.5, 28: -2.0, 4: 1.0}, "presence_penalty": 0.4},
 }
 BOTH = pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
 
@@ -91,7 +93,10 @@ def test_the_other_way_of_drafting_is_lossless_too(engine_of, joint, architectur
 
 @BOTH
 def test_processed_rows_are_the_targets(engine_of, architecture):
-    """Temperature, top-k, top-p and penalties shape p row by row, in batches that mix them."""
+    """Temperature, top-k, top-p, penalties, min_p and logit_bias shape p row by row, in batches that mix them.
+
+    vllm#42744: with stock's guard lifted alone, min_p and logit_bias would reach the bonus tokens only.
+    """
     engine, pair = engine_of(architecture)
     tokens = sampled(engine, list(RULES.values()))
     for index, (name, rule) in enumerate(RULES.items()):

@@ -4,7 +4,9 @@
 import pytest
 from vllm.config import ReasoningConfig
 
+from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
+from tests.support.checkpoints import DrafterShape
 
 pytestmark = pytest.mark.engine
 
@@ -56,6 +58,65 @@ def test_the_users_longest_draft_sequence_holds(serving, trained):
     ]
     assert max(ends) == 63
     assert max(len(output.prompt_token_ids) + len(output.token_ids) for output in outputs) > 64
+
+
+WINDOWED = {
+    "full": DrafterShape(architecture="dflash"),
+    "second": DrafterShape(architecture="dflash2"),
+    "mixed": DrafterShape(
+        architecture="dflash2", layer_types=("full_attention", "sliding_attention"), sliding_window=100
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_window_over_full_attention(serving, make, name):
+    """dflash#66: with `draft_window` no draft sees a position outside it; the drafts are the windowed reference's."""
+    serving.needs_plugin("draft_window")
+    pair = make(WINDOWED[name])
+    engine = serving.process(WINDOWED[name])
+    options = {"dflash": {"draft_window": 40}}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, additional_config=options)
+    texts = tiny_prompts(128)
+    prompts = [texts[0][:300], texts[1][:20], texts[2][:128], texts[3][:97]]
+    greedy = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    for _ in range(2):  # the second time from cached prefixes
+        outputs = engine.generate(prompts, greedy)
+        traces = engine.traces()
+        assert check_drafts(pair, outputs, traces, 7, window=40) >= 4 * len(prompts)
+    with pytest.raises(AssertionError, match="anchor at"):
+        check_drafts(pair, outputs, traces, 7)
+
+
+def test_drafts_go_on_past_the_trained_range_where_that_is_asked_for(serving, make):
+    """`extend_draft_range`: the rotary formula goes on, and so do the drafts, as the reference computes them."""
+    serving.needs_plugin("extend_draft_range")
+    shape = DrafterShape(architecture="dflash2", max_positions=64)
+    pair = make(shape)
+    engine = serving.process(shape)
+    options = {"dflash": {"extend_draft_range": True}}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, additional_config=options)
+    texts = tiny_prompts(128)
+    outputs = engine.generate([texts[0][:300], texts[1][:50]], {"temperature": 0, "max_tokens": 40, "ignore_eos": True})
+    traces = engine.traces()
+    assert check_drafts(pair, outputs, traces, 7) > 20
+    assert all(step.drafts for trace in traces.values() for step in trace.steps)
+
+
+def test_a_token_budget_that_is_too_small_is_told_with_the_right_one(serving, trained):
+    """vllm#53970, vllm#51256: requests waited for one another without a word, or the engine read out of range."""
+    serving.needs_plugin("a warning at start-up")
+    pair = trained("dflash2")
+    prompts = [prompt[-30:] for prompt in tiny_prompts(pair.target_shape.vocab_size)[:24]]
+    greedy = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
+    engine = serving.process(pair.drafter_shape)
+    engine.start(pair.target, max_num_seqs=24)
+    plain = [output.token_ids for output in engine.generate(prompts, greedy)]
+    small = {"max_num_seqs": 24, "max_num_batched_tokens": 100, "max_model_len": 96}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **small)
+    assert [output.token_ids for output in engine.generate(prompts, greedy)] == plain
+    assert "take 24 x 15 = 360 a step: more than 6 of them wait" in engine.printed()
+    assert "Set --max-num-batched-tokens 360, or --max-num-seqs 6." in engine.printed()
 
 
 @pytest.mark.slow

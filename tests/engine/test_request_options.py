@@ -7,6 +7,8 @@ import httpx
 import pytest
 
 from examples.demo.server import Server
+from tests.engine import probes
+from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
 from tests.support.engine import EngineError
 
@@ -39,6 +41,23 @@ def test_a_mixed_batch_keeps_its_tokens_and_each_request_its_cap(serving, traine
         assert longest == min(K, K if cap is None else cap)
     steps = {cap: len(traces[output.request_id].steps) for output, cap in zip(outputs, CAPS, strict=True)}
     assert steps[0] == 39 and steps[None] < 30
+
+
+def test_where_nobody_wants_drafts_none_are_computed_and_context_is_still_written(serving, trained):
+    """vllm#49164: no draft forward at all, and the next request on the same prefix drafts from all of its context."""
+    pair = trained("dflash2")
+    prompts = [prompt[-80:] for prompt in tiny_prompts(pair.target_shape.vocab_size)[:3]]
+    engine = serving.process(pair.drafter_shape)
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": K})
+    engine.probe(probes.count_forwards)
+    off = engine.generate(prompts, capped(GREEDY, 0))
+    counts = engine.probe(probes.forward_counts)
+    assert sum(step["drafting"] for step in counts) > 100 and not any(any(step["drafter"]) for step in counts)
+    engine.traces()
+    turns = [output.prompt_token_ids + output.token_ids for output in off]
+    outputs = engine.generate(turns, GREEDY)
+    assert engine.counters()["prefix_cache_hits"] >= 3 * 96
+    assert check_drafts(pair, outputs, engine.traces(), K) > 10
 
 
 def test_a_request_without_drafts_does_not_change_its_neighbours_at_temperature_1(serving, trained):
@@ -82,6 +101,7 @@ def http(make_served, tmp_path_factory):
     speculative = json.dumps({"method": "dflash", "model": str(pair.drafter), "num_speculative_tokens": K})
     arguments = ["--max-model-len", "512", "--dtype", "float32", "--served-model-name", "tiny"]
     arguments += ["--max-num-seqs", "8", "--speculative-config", speculative]
+    arguments += ["--additional-config", json.dumps({"dflash": {"block_length": K}})]
     arguments += ["--per-request-spec-decode-metrics", "detailed"]
     with Server(pair.target, "tiny", log, arguments) as server, httpx.Client(
         base_url=server.url, timeout=120, trust_env=False

@@ -24,6 +24,8 @@ GREEDY = {
     "repetition penalty": {"repetition_penalty": 1.3, "ignore_eos": True},
     "presence penalty": {"presence_penalty": 0.8, "ignore_eos": True},
     "frequency penalty": {"frequency_penalty": 0.4, "ignore_eos": True},
+    "logit bias": {"logit_bias": {9: 4.0, 28: -3.0, 3: -100.0}, "ignore_eos": True},
+    "logit bias and penalty": {"logit_bias": {9: 3.0, 28: -3.0}, "repetition_penalty": 1.4, "ignore_eos": True},
     "stop string": {"stop": ["t23 t9", "t4"], "ignore_eos": True},
     "stop string kept": {"stop": ["t17"], "include_stop_str_in_output": True, "ignore_eos": True},
     "stop token": {"stop_token_ids": [9, 24], "ignore_eos": True},
@@ -37,6 +39,7 @@ GREEDY = {
 NARROW = {
     "top-k of one": {"temperature": 1.0, "top_k": 1, "ignore_eos": True},
     "tiny top-p": {"temperature": 1.0, "top_p": 1e-6, "ignore_eos": True},
+    "min-p of one": {"temperature": 1.0, "min_p": 1.0, "ignore_eos": True},
     "cold": {"temperature": 0.011, "top_k": 1, "ignore_eos": True},
 }
 MAX_TOKENS = 40

@@ -112,16 +112,17 @@ class ReferenceDrafter:
         num_drafts: int | None = None,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
+        start: int = 0,
     ) -> Draft:
-        """Drafts K tokens after `anchor_id`, which stands at position T behind the T context rows.
+        """Drafts K tokens after `anchor_id`, which stands behind the T context rows of positions start, start + 1, ...
 
         Temperature shapes DFlash 2's proposal only; DFlash always proposes its argmax.
         """
         num_drafts = self.config.block_size - 1 if num_drafts is None else num_drafts
         length = len(context[0][0])
         block = torch.tensor([[anchor_id] + [self.config.mask_token_id] * num_drafts])
-        positions = length + torch.arange(1 + num_drafts)[None]
-        hidden = self.block_hidden(block, positions, context, torch.arange(length))[0, 1:]
+        positions = start + length + torch.arange(1 + num_drafts)[None]
+        hidden = self.block_hidden(block, positions, context, start + torch.arange(length))[0, 1:]
         logits = self.logits(hidden)
         if not self.config.second:
             token_ids = logits.argmax(-1)

@@ -39,13 +39,14 @@ def drafts_at(
     token_ids: Sequence[int],
     anchor_position: int,
     num_drafts: int | None = None,
+    start: int = 0,
 ) -> Draft:
-    """What the drafter proposes after `token_ids[anchor_position]`, all tokens before it being context.
+    """What the drafter proposes after `token_ids[anchor_position]`, all tokens from `start` to it being context.
 
     `context` may reach further than the anchor (a later token's tap depends on no earlier row).
     """
-    before = [(key[:anchor_position], value[:anchor_position]) for key, value in context]
-    return drafter.draft(before, token_ids[anchor_position], num_drafts)
+    before = [(key[start:anchor_position], value[start:anchor_position]) for key, value in context]
+    return drafter.draft(before, token_ids[anchor_position], num_drafts, start=start)
 
 
 def speculate(

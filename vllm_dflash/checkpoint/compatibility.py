@@ -173,6 +173,15 @@ def _num_speculative_tokens(draft: DraftConfig, asked: int | None) -> list[Findi
     most = draft.num_draft_tokens
     if asked is None or 1 <= asked <= most:
         return []
+    if asked < 1:
+        return [
+            Finding(
+                "num_speculative_tokens",
+                "error",
+                f"num_speculative_tokens is {asked}; this draft takes a number from 1 to {most}.",
+                fix="To serve without speculation, leave --speculative-config out.",
+            )
+        ]
     return [
         Finding(
             "num_speculative_tokens",

@@ -211,6 +211,10 @@ class DraftConfig(BaseModel):
         """Sliding window of `layer` in tokens (a key nearer than it is visible); None: full attention."""
         return self.layer_windows[layer]
 
+    def with_window(self, tokens: int) -> DraftConfig:
+        """This draft with a window of so many tokens in the layers that have full attention."""
+        return self.model_copy(update={"layer_windows": tuple(w or tokens for w in self.layer_windows)})
+
     def is_causal(self, layer: int) -> bool:
         """Whether a block query of `layer` sees only block tokens at or before its own position."""
         return self.layer_causal[layer]

@@ -21,6 +21,7 @@ from vllm_dflash.drafter.context import ContextProjection
 from vllm_dflash.drafter.layer import DraftAttention, DraftLayer
 from vllm_dflash.drafter.loading import load_into
 from vllm_dflash.drafter.selector import CandidateSelector
+from vllm_dflash.options import server_options
 
 
 @support_torch_compile
@@ -99,6 +100,10 @@ class DFlashDrafter(nn.Module):
         layers = vllm_config.model_config.get_total_num_hidden_layers()
         self.checkpoint = load_draft(source.model, source.revision, num_target_layers=layers)
         self.draft_config = self.checkpoint.config
+        options = server_options(vllm_config.additional_config)
+        self.extended = options.extend_draft_range
+        if options.draft_window is not None:
+            self.draft_config = self.draft_config.with_window(options.draft_window)
         config = self.draft_config
         self.vocab_size = config.vocab_size or vllm_config.model_config.get_vocab_size()
         tensors = {canonical_name(name) for name in self.checkpoint.tensors}
@@ -142,6 +147,13 @@ class DFlashDrafter(nn.Module):
         """F*Ht, the width of a row of taps."""
         config = self.draft_config
         return config.num_taps * (config.target_hidden_size or config.hidden_size)
+
+    @property
+    def position_range(self) -> int:
+        """Positions that drafts may take: those trained on, or with `extend_draft_range` all that the rotation covers.
+        """
+        covered: int = self.attention_layers()[0].rotary_emb.cos_sin_cache.shape[0]
+        return covered if self.extended else min(covered, self.draft_config.max_position_embeddings)
 
     def attention_layers(self) -> list[DraftAttention]:
         """The attention of every layer, in order."""

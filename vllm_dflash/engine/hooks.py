@@ -49,12 +49,23 @@ def init_device(stock: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any) -> Any:
         config = self.vllm_config
         if is_ours(config.speculative_config):
+            if self.global_rank == 0:
+                _warn_of_limits(config)
             activation.activate("worker", runner="v2" if config.use_v2_model_runner else "v1")
         else:
             activation.deactivate()
         return stock(self)
 
     return wrapper
+
+
+def _warn_of_limits(config: Any) -> None:
+    from vllm.logger import init_logger
+
+    from vllm_dflash.engine import limits
+
+    for warning in limits.warnings(config):
+        init_logger(__name__).warning("%s", warning)
 
 
 def v1_unsupported_features(stock: Callable[..., list[str]]) -> Callable[..., list[str]]:

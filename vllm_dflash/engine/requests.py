@@ -26,12 +26,15 @@ def validate_spec_decode(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def wrapper(self: Any, speculative_config: Any) -> None:
         if not is_ours(speculative_config):
-            return stock(self, speculative_config)
+            stock(self, speculative_config)
+            return
         try:
             request_options(self.extra_args)
         except RequestOptionError as error:
             raise BadRequest(error) from None
-        return stock(self, speculative_config)
+        # Stock refuses min_p and logit_bias. Another rejection method is stock's own and does not apply them.
+        if speculative_config.rejection_sample_method != "standard":
+            stock(self, speculative_config)
 
     return wrapper
 

@@ -77,6 +77,7 @@ class SpecDecodeWorker:
         device: where the stages are timed.
 
     `observers` are told the outcome of each step, after `verify` or, for requests without drafts, in `end_step`.
+    `on_non_finite` is told after each draft which of how many requests came out as NaN or infinite.
     `timing_observers` are told, in `end_step`, the stages that have completed. `tally` counts the rest.
     """
 
@@ -99,6 +100,7 @@ class SpecDecodeWorker:
         self.tally = Tally()
         self.observers: list[Observer] = []
         self.timing_observers: list[TimingObserver] = []
+        self.on_non_finite: Callable[[list[str], int], None] | None = None
         self._readback = Readback()
         self._verified: set[str] = set()
 
@@ -179,9 +181,13 @@ class SpecDecodeWorker:
             hidden = forward(*self.block_inputs(anchors))
         with self.clock.stage("select", rows=count * self.drafts):
             token_ids, ids, scores = self.path(hidden.view(count, 1 + self.drafts, -1), anchors)
+        out_of_range = anchors.positions + 1 >= anchors.limit
         if self.observers:
-            out_of_range = (anchors.positions + 1 >= anchors.limit).sum()
-            self._readback.read(out_of_range, lambda number: self.tally.skip("range", number))
+            self._readback.read(out_of_range.sum(), lambda number: self.tally.skip("range", number))
+        if self.on_non_finite is not None:
+            drafted_for = list(zip(anchors.request_ids, anchors.lengths or [self.drafts] * count, strict=True))
+            bad = (token_ids[:, 0] < 0) & ~out_of_range
+            self._readback.read(bad, lambda flags: self._tell_non_finite(drafted_for, flags))
         if anchors.lengths is not None and min(anchors.lengths) < self.drafts:
             lengths = torch.tensor(anchors.lengths).to(token_ids.device, non_blocking=True)
             slots_after = torch.arange(self.drafts, device=token_ids.device) >= lengths.unsqueeze(1)
@@ -199,8 +205,9 @@ class SpecDecodeWorker:
     def path(self, hidden: torch.Tensor, anchors: Anchors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The path through the candidates of the blocks' final-normed hidden states [B, 1 + K, H].
 
-        -> token_ids [B, K] int64, -1 at or past `anchors.limit`; candidate ids [B, K, C] int64; their scores
-        [B, K, C] fp32, over T where drafts are sampled. Reads tensors only, so that a CUDA graph can hold it.
+        -> token_ids [B, K] int64, -1 at or past `anchors.limit`, and for all of a block that holds NaN or +inf;
+        candidate ids [B, K, C] int64; their scores [B, K, C] fp32, over T where drafts are sampled. Reads tensors only,
+        so that a CUDA graph can hold it.
         """
         count, slots = hidden.shape[0], hidden[:, 1:]
         ids, logits = self.drafter.candidates(slots.reshape(count * self.drafts, -1), self.candidates)
@@ -210,7 +217,14 @@ class SpecDecodeWorker:
             slots, ids, logits.view(ids.shape), anchors.token_ids, temperature, anchors.seeds, anchors.positions
         )
         positions = anchors.positions.unsqueeze(1) + torch.arange(1, 1 + self.drafts, device=token_ids.device)
-        return token_ids.masked_fill(positions >= anchors.limit, -1), ids, scores
+        finite = (logits.view(count, -1) < torch.inf).all(dim=1, keepdim=True)
+        return token_ids.masked_fill((positions >= anchors.limit) | ~finite, -1), ids, scores
+
+    def _tell_non_finite(self, drafted: list[tuple[str, int]], flags: list[bool]) -> None:
+        assert self.on_non_finite is not None
+        bad = [request_id for (request_id, length), flag in zip(drafted, flags, strict=True) if flag and length]
+        self.tally.skip("fault", len(bad))
+        self.on_non_finite(bad, sum(length > 0 for _, length in drafted))
 
     def forget(self, scheduled: Collection[str], alive: Container[str]) -> None:
         """Drop the blocks that this step has verified or that nobody will verify.

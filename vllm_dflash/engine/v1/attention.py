@@ -21,7 +21,10 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Draft layers of one KV cache group, backend and causality: they share block table and attention metadata."""
+    """Draft layers of one KV cache group, backend and causality: they share block table and attention metadata.
+
+    block_size: tokens an entry of the block table.
+    """
 
     kv_cache_gid: int
     block_size: int
@@ -65,7 +68,7 @@ class DraftAttentionGroups:
             kernel = kernel_block_sizes[gid] if kernel_block_sizes and gid < len(kernel_block_sizes) else None
             stock.create_metadata_builders(vllm_config, device, kernel_block_size=kernel)
             slots = torch.full((max_rows,), NO_SLOT, dtype=torch.int64, device=device)
-            self.groups.append(LayerGroup(gid, spec.block_size, causal, indices, stock, slots))
+            self.groups.append(LayerGroup(gid, kernel or spec.block_size, causal, indices, stock, slots))
         self.stock_groups = [group.stock for group in self.groups]
 
     def block_tables(self, input_batch: Any, cad: CommonAttentionMetadata) -> list[torch.Tensor]:
@@ -77,6 +80,16 @@ class DraftAttentionGroups:
             else input_batch.block_table[group.kv_cache_gid].get_device_tensor(cad.num_reqs)
             for group in self.groups
         ]
+
+    def longest_group(self, kv_cache_config: KVCacheConfig) -> tuple[int, int]:
+        """(id, tokens a block of the scheduler's) of the group that keeps most of a sequence: one without a window."""
+        has_window = [getattr(group.stock.kv_cache_spec, "sliding_window", None) is not None for group in self.groups]
+        first = self.groups[has_window.index(min(has_window))]
+        return first.kv_cache_gid, kv_cache_config.kv_cache_groups[first.kv_cache_gid].kv_cache_spec.block_size
+
+    def attendable_from(self, start: int) -> int:
+        """The first position that is attended where context is written from `start` on: whole blocks are left out."""
+        return max(-(-start // group.block_size) * group.block_size for group in self.groups)
 
     def write_context(
         self,
@@ -112,11 +125,13 @@ class DraftAttentionGroups:
         seq_lens_bound: torch.Tensor | None,
         limit: int,
         padded_rows: int,
+        context_starts: list[int] | None = None,
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Attention metadata and slots by layer name for B blocks of `block` rows after context_lens [B] tokens.
 
         seq_lens_bound [B]: context_lens on the host, or more. positions [B * block]: rows at or past `limit` own no
-        slot: they write nothing and are seen by nobody.
+        slot: they write nothing and are seen by nobody. context_starts: B positions before which nothing is attended
+        (None: all of the context is). K carries its rotation, so that the blocks before can be left out of the table.
         """
         count, rows = context_lens.shape[0], positions.shape[0]
         starts = torch.arange(0, rows + 1, block, dtype=torch.int32)
@@ -130,16 +145,25 @@ class DraftAttentionGroups:
             slots = _slots(table, request_of, positions.clamp(max=last), group.block_size)
             group.slots[:rows].copy_(slots.masked_fill_(positions >= limit, NO_SLOT))
             group.slots[rows:padded_rows].fill_(NO_SLOT)
+            lens, upper, longest = seq_lens, bound, min(max_seq_len + block, limit)
+            if context_starts is not None:
+                left_out = torch.tensor([-(-start // group.block_size) for start in context_starts])
+                if upper is not None:
+                    upper = upper - left_out * group.block_size
+                left_out = left_out.to(table.device, non_blocking=True)
+                lens = lens - (left_out * group.block_size).to(torch.int32)
+                entries = torch.arange(table.shape[1], device=table.device) + left_out.unsqueeze(1)
+                table = table.gather(1, entries.clamp(max=table.shape[1] - 1))
             built = group.stock.build_metadata_for_drafting(
                 CommonAttentionMetadata(
                     query_start_loc=starts.to(positions.device, non_blocking=True),
                     query_start_loc_cpu=starts,
-                    seq_lens=seq_lens,
+                    seq_lens=lens,
                     num_reqs=count,
                     num_actual_tokens=rows,
                     max_query_len=block,
-                    max_seq_len=min(max_seq_len + block, limit),
-                    seq_lens_cpu_upper_bound=bound,
+                    max_seq_len=longest,
+                    seq_lens_cpu_upper_bound=upper,
                     block_table_tensor=table,
                     slot_mapping=group.slots[:rows],
                     causal=group.causal,

@@ -18,13 +18,15 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_dflash.drafter.model import DFlashDrafter
+from vllm_dflash.engine.limits import state_slots_warning
 from vllm_dflash.engine.requests import RequestTable
 from vllm_dflash.engine.seeds import request_seeds
 from vllm_dflash.engine.v1.attention import DraftAttentionGroups
+from vllm_dflash.engine.v1.context import Bounds, DraftContext
 from vllm_dflash.engine.v1.lengths import StepLengths
 from vllm_dflash.engine.v1.metrics import V1Metrics
 from vllm_dflash.engine.worker_metrics import wanted
-from vllm_dflash.spec_decode import Anchors, DraftPlan, SpecDecodeWorker, VerifyInputs
+from vllm_dflash.spec_decode import Anchors, DraftPlan, FaultGuard, SpecDecodeWorker, VerifyInputs
 
 logger = init_logger(__name__)
 
@@ -67,8 +69,9 @@ class Proposer(DFlashProposer):
         self.runner.vllm_dflash_metrics = V1Metrics(self.runner, self.worker) if wanted(self.vllm_config) else None
         # The runner stops drafting for the whole batch, and so leaves a hole in the draft KV, when one request nears
         # this length. Here each request has its own limit.
-        rotary = self.model.attention_layers()[0].rotary_emb.cos_sin_cache
-        self.draft_range = min(config.max_position_embeddings, rotary.shape[0], self.users_limit)
+        self.draft_range = min(self.model.position_range, self.users_limit)
+        self.faults = FaultGuard(self.worker.tally)
+        self.worker.on_non_finite = self._non_finite
         self.runner.effective_drafter_max_model_len = self.max_model_len + self.worker.drafts + 1
         self.runner.rejection_sampler.attach(self)
 
@@ -105,6 +108,11 @@ class Proposer(DFlashProposer):
         # The runner hands out the attention metadata of one KV cache group: the first of ours.
         self.kv_cache_gid = self.attention.groups[0].kv_cache_gid
         self.block_size = self.attention.groups[0].block_size
+        self.context = DraftContext(self.runner, *self.attention.longest_group(kv_cache_config))
+        max_seqs = self.vllm_config.scheduler_config.max_num_seqs
+        warning = state_slots_warning(kv_cache_config, max_seqs, self.speculative_config.num_speculative_tokens)
+        if warning:
+            logger.warning("%s", warning)
 
     def take_last_draft_probs(self) -> None:
         """Never a dense q."""
@@ -130,11 +138,20 @@ class Proposer(DFlashProposer):
         request_ids = self.runner.input_batch.req_ids
         self.worker.forget(set(request_ids), self.runner.requests)
         self.requests.forget(self.runner.requests)
+        self.context.validity.forget(self.runner.requests)
         positions = target_positions if target_positions.dim() == 1 else target_positions[0]
         tables = self.attention.block_tables(self.runner.input_batch, cad)
 
-        self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
-        self.plan = self._plan(request_ids, num_speculative_tokens, cad.num_actual_tokens)
+        bounds = self.context.bounds(request_ids, cad, num_rejected_tokens_gpu is not None)
+        written = self.faults.enabled
+        if written:
+            try:
+                self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
+            except Exception as error:
+                self.faults.exception("writing its context", error)
+                self.context.missed(request_ids, cad, bounds)
+                written = False
+        self.plan = self._plan(request_ids, num_speculative_tokens, cad.num_actual_tokens, bounds if written else None)
         for reason, count in self.plan.skipped.items():
             self.worker.tally.skip(reason, count)
         rows = self.plan.rows
@@ -161,15 +178,23 @@ class Proposer(DFlashProposer):
             at = torch.tensor(rows).to(self.device, non_blocking=True)
             anchors = anchors.select(rows, at)
             tables = [table[at] for table in tables]
-        block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad, None if everyone else rows))
+        try:
+            block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad, None if everyone else rows))
+        except Exception as error:
+            self.faults.exception("its forward", error)
+            self.worker.tally.skip("fault", len(rows))
+            return self._none(len(request_ids), num_speculative_tokens)
         drafts = block.token_ids
         if not everyone:
             drafts = drafts.new_full((len(request_ids), self.worker.drafts), -1)
             drafts[at] = block.token_ids
         return self._hand_over(drafts[:, :num_speculative_tokens])
 
-    def _plan(self, request_ids: list[str], drafts: int, target_rows: int) -> DraftPlan:
-        """How many drafts each request gets in this step: at most `drafts`, which the engine asks for."""
+    def _plan(self, request_ids: list[str], drafts: int, target_rows: int, bounds: Bounds | None) -> DraftPlan:
+        """How many drafts each request gets in this step: at most `drafts`, which the engine asks for.
+
+        bounds: its context tokens; None: this step's context was not written.
+        """
         plan = DraftPlan(len(request_ids), drafts)
         # Rows without a sampled token are in the midst of their prompt.
         for row in np.flatnonzero(self.runner.discard_request_mask.np[: len(request_ids)]).tolist():
@@ -178,8 +203,17 @@ class Proposer(DFlashProposer):
             options = self.requests.options(request_id, self.runner.requests[request_id].sampling_params)
             if options.max_draft_tokens is not None:
                 plan.cap(row, options.max_draft_tokens, "request")
+        if bounds is None:
+            plan.cap_all(0, "fault")
+        else:
+            self.context.cap(plan, request_ids, bounds, self.limit, self.attention)
         self.lengths.cap(plan, request_ids, target_rows)
         return plan
+
+    def _non_finite(self, bad: list[str], requests: int) -> None:
+        """Of so many drafted requests these came out as NaN or infinite: their context so far is not used again."""
+        self.faults.non_finite(len(bad), requests)
+        self.context.restart(bad)
 
     def _inject(
         self,
@@ -210,6 +244,14 @@ class Proposer(DFlashProposer):
         self, anchors: Anchors, tables: list[torch.Tensor], cad: CommonAttentionMetadata, rows: list[int] | None
     ) -> Any:
         """The drafter's forward in the attention context of these anchors, the `rows` of the batch of `cad`."""
+        lengths = anchors.lengths or [self.worker.drafts] * len(anchors.request_ids)
+        # A request that gets no drafts is among them only to keep data-parallel ranks in step.
+        starts: list[int] | None = [
+            self.context.validity.start(request_id) if length else 0
+            for request_id, length in zip(anchors.request_ids, lengths, strict=True)
+        ]
+        if not any(starts or ()):
+            starts = None
         bound = cad.seq_lens_cpu_upper_bound
         if bound is not None and rows is not None:
             bound = bound[rows]
@@ -228,6 +270,7 @@ class Proposer(DFlashProposer):
                 bound,
                 self.limit,
                 padded,
+                starts,
             )
             with set_forward_context(
                 metadata,

@@ -17,6 +17,8 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from vllm_dflash.engine.v1.logits import add_bias, apply_min_p
+
 if TYPE_CHECKING:
     from vllm_dflash.engine.v1.proposer import Proposer
 
@@ -72,6 +74,7 @@ class SparseRejectionSampler(RejectionSampler):
         # The bonus rows first, as in stock: that call brings the thinking budget's state up to date for both.
         bonus = self._process_bonus(raw_bonus.clone() if keep_raw else raw_bonus, sampling_metadata)
         target = raw_target.clone() if keep_raw else raw_target
+        target = add_bias(target, metadata.num_draft_tokens, sampling_metadata)
         target = self.apply_logits_processors(target, sampling_metadata, metadata)
         target = _constrain(target, metadata.num_draft_tokens, sampling_metadata)
 
@@ -103,8 +106,7 @@ class SparseRejectionSampler(RejectionSampler):
         if sampling_metadata.all_greedy:
             return logits
         logits = self.sampler.apply_temperature(logits, sampling_metadata.temperature, sampling_metadata.all_random)
-        for processor in sampling_metadata.logitsprocs.argmax_invariant:
-            logits = processor.apply(logits)
+        logits = apply_min_p(logits, None, sampling_metadata)
         return apply_top_k_top_p(logits, sampling_metadata.top_k, sampling_metadata.top_p)
 
     @staticmethod
@@ -136,7 +138,7 @@ class SparseRejectionSampler(RejectionSampler):
 
 
 def _constrain(logits: torch.Tensor, counts: list[int], sampling_metadata: SamplingMetadata) -> torch.Tensor:
-    """Rows [N, V] of requests with counts[i] rows each: over T where T > 0, then top-k and top-p.
+    """Rows [N, V] of requests with counts[i] rows each: over T where T > 0, then min-p, top-k and top-p.
 
     Stock's apply_sampling_constraints does the same on a GPU; its CPU kernel leaves the expanded parameters unset.
     """
@@ -149,6 +151,7 @@ def _constrain(logits: torch.Tensor, counts: list[int], sampling_metadata: Sampl
 
     temperature = sampling_metadata.temperature
     logits = logits.div_(temperature.where(temperature > 0, 1.0)[request_of].unsqueeze(1))
+    logits = apply_min_p(logits, request_of, sampling_metadata)
     return apply_top_k_top_p(logits, expanded(sampling_metadata.top_k), expanded(sampling_metadata.top_p))
 
 

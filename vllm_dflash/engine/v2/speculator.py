@@ -97,9 +97,8 @@ class Speculator(DFlashSpeculator):
 
     def load_draft_model(self, target_model: nn.Module, target_attn_layer_names: set[str]) -> nn.Module:
         model = load_drafter(target_model, self.vllm_config, self.requires_non_causal)
-        rotary = model.attention_layers()[0].rotary_emb.cos_sin_cache
         users = self.speculative_config.max_model_len or self.max_model_len
-        self.draft_range = min(model.draft_config.max_position_embeddings, rotary.shape[0], users)
+        self.draft_range = min(model.position_range, users)
         self.worker = SpecDecodeWorker(
             model,
             self.parallel_drafting_token_id,

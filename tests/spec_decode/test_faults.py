@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fault guard under a test clock: counts, one log line a minute, off after three failed steps in a row."""
+
+import logging
+
+import pytest
+
+from vllm_dflash.spec_decode import FaultGuard
+from vllm_dflash.spec_decode.outcome import Tally
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def guarded(caplog):
+    caplog.set_level(logging.WARNING, logger="vllm_dflash")
+    clock = Clock()
+    return FaultGuard(Tally(), clock), clock, caplog
+
+
+def test_a_fault_between_good_steps_never_switches_off(guarded) -> None:
+    guard, _, _ = guarded
+    for _ in range(20):
+        guard.exception("its forward", RuntimeError("boom"))
+        guard.exception("its forward", RuntimeError("boom"))
+        guard.non_finite(0, 4)
+    assert guard.enabled and guard.tally.faults == {"exception": 40}
+
+
+def test_three_in_a_row_switch_off_for_good_and_say_so_once(guarded) -> None:
+    guard, _, caplog = guarded
+    guard.exception("its forward", RuntimeError("boom"))
+    guard.non_finite(2, 2)
+    assert guard.enabled
+    guard.exception("writing its context", RuntimeError("boom"))
+    assert not guard.enabled
+    guard.non_finite(0, 1)
+    guard.exception("its forward", RuntimeError("boom"))
+    assert not guard.enabled and guard.tally.faults["disabled"] == 1
+    loud = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(loud) == 1 and "speculation is OFF" in loud[0].message and "Restart the server" in loud[0].message
+
+
+def test_one_requests_context_is_no_sign_of_a_broken_drafter(guarded) -> None:
+    guard, _, _ = guarded
+    for _ in range(10):
+        guard.non_finite(1, 4)
+    assert guard.enabled and guard.tally.faults == {"non_finite": 10}
+
+
+def test_the_log_has_one_line_a_minute_with_the_number_since(guarded) -> None:
+    guard, clock, caplog = guarded
+    for _ in range(50):
+        guard.exception("its forward", ValueError("boom"))
+        guard.non_finite(0, 1)
+        clock.seconds += 2.5
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 3
+    assert "its forward raised ValueError: boom" in lines[0] and "faults since" not in lines[0]
+    assert "(24 faults since the last such line)" in lines[1]
