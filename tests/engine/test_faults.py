@@ -82,7 +82,9 @@ def case(serving, trained):
     plain = [output.token_ids for output in engine.generate(prompts, GREEDY)]
 
     def start():
-        engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": K}, enable_prefix_caching=False)
+        # Metrics would empty the tally that the tests read.
+        options = {"additional_config": {"dflash": {"metrics": False}}, "enable_prefix_caching": False}
+        engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": K}, **options)
         return engine
 
     return start, pair, prompts, plain
