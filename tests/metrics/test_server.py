@@ -11,6 +11,7 @@ from tests.metrics.expected import PREFIX, Counts, Difference, check_drafts
 from tests.metrics.scrape import Scrape
 from tests.support.server import Server
 from vllm_dflash.checkpoint import load_draft
+from vllm_dflash.checkpoint.safetensors_header import tensor_bytes
 from vllm_dflash.spec_decode.outcome import FAULT_KINDS, SKIP_REASONS
 from vllm_dflash.spec_decode.timing import STAGES
 
@@ -54,7 +55,9 @@ def pair(demo):
 
 @pytest.fixture(scope="module")
 def server(pair) -> Iterator[Server]:
-    with Server(pair.target, pair.drafter, *DETAILED, options={**FIXED, "workloads": 2}) as running:
+    with Server(
+        pair.target, pair.drafter, *DETAILED, "--max-num-seqs", "64", options={**FIXED, "workloads": 2}
+    ) as running:
         yield running
 
 
@@ -75,9 +78,9 @@ def test_what_runs_is_told_before_the_first_request(server: Server, pair) -> Non
     assert labels["vllm_version"].startswith("0.3")
     assert got.samples[f"{PREFIX}speculation_enabled"] == [({"model_name": "m", "engine": "0"}, 1.0)]
     draft = load_draft(str(pair.drafter))
-    stored = sum(tensor.nbytes for tensor in draft.tensors.values())
+    stored = sum(tensor_bytes(tensor) for tensor in draft.tensors.values())
     assert got.sum(f"{PREFIX}draft_weights_bytes") == pytest.approx(stored, rel=0.05)
-    assert got.sum(f"{PREFIX}draft_q_bytes") == 256 * 7 * (8 + draft.config.selector_top_k * 12)
+    assert got.sum(f"{PREFIX}draft_q_bytes") == 64 * 7 * (8 + draft.config.selector_top_k * 12)
     assert 0 < got.sum(f"{PREFIX}draft_kv_bytes") < 2**30
     assert {at["reason"] for at, _ in got.samples[f"{PREFIX}skipped_drafts_total"]} == set(SKIP_REASONS)
     assert {at["kind"] for at, _ in got.samples[f"{PREFIX}faults_total"]} == set(FAULT_KINDS)
