@@ -40,7 +40,8 @@ def server(trained, tmp_path_factory) -> Iterator[Server]:
     pair = trained("dflash2")
     speculative = {"method": "dflash", "model": str(pair.drafter)}
     arguments = ["--speculative-config", json.dumps(speculative), "--dtype", "float32", "--max-num-seqs", "64"]
-    arguments += ["--max-model-len", "512", "--seed", "0", "--num-gpu-blocks-override", "1200"]
+    # Few blocks: cache that is touched for the first time would look like a leak.
+    arguments += ["--max-model-len", "512", "--seed", "0", "--num-gpu-blocks-override", "300"]
     with Server(Path(pair.target), "hostile", tmp_path_factory.mktemp("server") / "log", arguments) as running:
         yield running
 
@@ -163,23 +164,27 @@ def test_streams_cut_off_mid_block(server, harmless):
 
 
 def test_five_hundred_connections(server, harmless):
-    """All are answered with their own text, twice, and the second round takes no more memory than the first."""
+    """All are answered with their own text, and rounds of them stop taking memory: a leak would grow by each."""
 
     async def round_of(count: int) -> list[str]:
         limits = httpx.Limits(max_connections=count)
         async with httpx.AsyncClient(timeout=300, limits=limits) as client:
 
             async def one(index: int) -> str:
-                options = {"vllm_xargs": {"dflash": {"max_draft_tokens": index % 8}}}
+                options = {"max_tokens": 16, "vllm_xargs": {"dflash": {"max_draft_tokens": index % 8}}}
                 answer = await client.post(f"{server.url}/v1/completions", json=HARMLESS | options)
                 answer.raise_for_status()
                 return answer.json()["choices"][0]["text"]
 
             return await asyncio.gather(*(one(index) for index in range(count)))
 
-    assert set(asyncio.run(round_of(CONNECTIONS))) == {harmless}
-    wait_until_idle(server)
-    first = resident(server)
-    assert set(asyncio.run(round_of(CONNECTIONS))) == {harmless}
-    wait_until_idle(server)
-    assert resident(server) - first < 64 * 2**20
+    growth = []
+    before = resident(server)
+    # The first rounds fill caches and heaps.
+    for count in (CONNECTIONS, *[CONNECTIONS // 2] * 7):
+        texts = set(asyncio.run(round_of(count)))
+        assert len(texts) == 1 and harmless.startswith(texts.pop())
+        wait_until_idle(server)
+        growth.append(resident(server) - before)
+        before += growth[-1]
+    assert min(growth[1:]) < 8 * 2**20, growth

@@ -86,8 +86,8 @@ class Invariants:
         self.preemptions += 1
 
 
-def remembered(llm: Any, names: set[str]) -> list[str]:
-    """Where the engine's process still holds one of these requests' ids: "Class.attribute", empty when it is clean.
+def remembered(llm: Any, prefix: str) -> list[str]:
+    """Where the engine's process still holds a request's id that begins so: "Class.attribute", empty when it is clean.
 
     Looks into containers of objects of the package, from the runner's drafter on, and into the engine's own tables.
     """
@@ -95,7 +95,7 @@ def remembered(llm: Any, names: set[str]) -> list[str]:
     seen: set[int] = set()
 
     def is_name(value: Any) -> bool:
-        return isinstance(value, str) and value.rsplit("-", 1)[0] in names
+        return isinstance(value, str) and value.startswith(prefix)
 
     def look(owner: str, value: Any, depth: int) -> None:
         if id(value) in seen or depth > 8:

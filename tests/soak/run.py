@@ -4,6 +4,7 @@
 import ctypes
 import gc
 import os
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,13 +53,12 @@ def soak(llm: Any, steps: int, seed: int, vocabulary: int, longest: int, options
     watch = Invariants(llm, vocabulary)
     report = SoakReport()
     running: dict[str, SoakRequest] = {}
-    names: set[str] = set()
-    # Internal ids are "name-suffix" and the traffic's names hold one dash.
+    # As bytes: the report must not be what grows.
+    greedy: list[bytes] = []
     while watch.steps < steps or running:
         while watch.steps < steps and len(running) < streams and traffic.random.random() < 0.6:
             request = traffic.next()
             running[request.name] = request
-            names.add(request.name)
             report.opted_out += request.sampling.get("extra_args", {}).get("dflash", {}).get("max_draft_tokens") == 0
             prompt = TokensPrompt(prompt_token_ids=request.prompt)
             engine.add_request(request.name, prompt, SamplingParams(**request.sampling))
@@ -68,17 +68,18 @@ def soak(llm: Any, steps: int, seed: int, vocabulary: int, longest: int, options
             if output.finished:
                 request.finished = True
                 report.at_the_longest += len(request.prompt) + len(request.tokens) >= longest
-                _close(request, running, traffic, report)
+                _close(request, running, traffic, report, greedy)
         if running and traffic.random.random() < ABORTED:
             request = running[traffic.random.choice(sorted(running))]
             engine.abort_request([request.name])
             report.aborted += 1
-            _close(request, running, traffic, report)
+            _close(request, running, traffic, report, greedy)
         if watch.steps % max(1, steps // SAMPLES) == 0 and len(report.rss) < SAMPLES * watch.steps / steps:
             report.rss.append(_resident())
     # The runner hears of finished requests in the next step.
     llm.generate(TokensPrompt(prompt_token_ids=[3, 4]), SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
-    report.leaked = remembered(llm, names)
+    report.leaked = remembered(llm, traffic.prefix)
+    report.greedy = [pickle.loads(one) for one in greedy]
     report.steps, report.drafts, report.preemptions = watch.steps, watch.drafts, watch.preemptions
     report.unfinished_chunks, report.blocks_written = watch.chunks, watch.blocks_written
     for metric in llm.get_metrics():
@@ -92,7 +93,9 @@ def soak(llm: Any, steps: int, seed: int, vocabulary: int, longest: int, options
     return report
 
 
-def _close(request: SoakRequest, running: dict[str, SoakRequest], traffic: Traffic, report: SoakReport) -> None:
+def _close(
+    request: SoakRequest, running: dict[str, SoakRequest], traffic: Traffic, report: SoakReport, greedy: list[bytes]
+) -> None:
     del running[request.name]
     report.requests += 1
     report.tokens += len(request.tokens)
@@ -100,7 +103,7 @@ def _close(request: SoakRequest, running: dict[str, SoakRequest], traffic: Traff
         traffic.finished.append(request)
         del traffic.finished[:-8]
     if request.greedy and "repetition_penalty" not in request.sampling:
-        report.greedy.append(request)
+        greedy.append(pickle.dumps(request))
 
 
 def _resident() -> int:

@@ -30,6 +30,8 @@ class Traffic:
     options: whether requests carry their own most drafts.
     """
 
+    prefix = "soak-"
+
     def __init__(self, seed: int, vocabulary: int, longest: int, options: bool) -> None:
         self.random = random.Random(seed)
         self.vocabulary = vocabulary
@@ -54,7 +56,7 @@ class Traffic:
         prompt = prompt[-(self.longest - 8) :]
         room = self.longest - len(prompt)
         self.made += 1
-        return SoakRequest(f"soak-{self.made}", prompt, self._sampling(room))
+        return SoakRequest(f"{self.prefix}{self.made}", prompt, self._sampling(room))
 
     def _sampling(self, room: int) -> dict[str, Any]:
         pick = self.random
