@@ -29,6 +29,13 @@ def build(specification: dict[str, Any]) -> Path:
     """Mounts the container's file system, with this machine's system folders as its image."""
     root = Path(specification["root"])
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(root))
+    for name in KERNEL:
+        (root / name.lstrip("/")).mkdir()
+        mount("--rbind", name, str(root / name.lstrip("/")))
+    # Before what is visible: a checkout may lie below /tmp, which is one of these.
+    for name, size in specification["memory"].items():
+        (root / name.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        mount("-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", str(root / name.lstrip("/")))
     for name in (*SYSTEM, *specification["visible"]):
         place = root / name.lstrip("/")
         if Path(name).is_symlink() and name in SYSTEM:
@@ -37,15 +44,9 @@ def build(specification: dict[str, Any]) -> Path:
             place.mkdir(parents=True, exist_ok=True)
             mount("--bind", name, str(place))
             mount("-o", "remount,bind,ro", str(place))
-    for name in KERNEL:
-        (root / name.lstrip("/")).mkdir()
-        mount("--rbind", name, str(root / name.lstrip("/")))
     for name, source in specification["volumes"].items():
         (root / name.lstrip("/")).mkdir(parents=True, exist_ok=True)
         mount("--bind", source, str(root / name.lstrip("/")))
-    for name, size in specification["memory"].items():
-        (root / name.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        mount("-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", str(root / name.lstrip("/")))
     mount("-o", "remount,bind,ro", str(root))
     return root
 
