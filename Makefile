@@ -4,7 +4,8 @@ PYTHON ?= python3
 export PYTHON MACHINE
 RUN := .venv/bin/python
 
-.PHONY: bench-block-length soak help setup demo-pair demo test test-all test-v2 lint check-cuda sanitize fuzz bench-demo bench-ops bench-metrics gpu-check
+.PHONY: help setup demo-pair demo test test-all test-v2 lint check-cuda sanitize fuzz soak bench-demo bench-ops bench-metrics \
+	bench-block-length dashboard-picture gpu-check
 .DEFAULT_GOAL := help
 
 help:
