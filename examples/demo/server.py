@@ -3,23 +3,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
 import httpx
 
+from vllm_dflash.bench.child import die_with_parent, end_group, last_lines
+
 HEALTHY_WITHIN = 600.0  # seconds; a first start on a GPU compiles
-STOPS_WITHIN = 20.0  # seconds from a request to stop to the signal that cannot be refused
-PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent dies
 
 
 class ServerFailed(Exception):
@@ -36,12 +33,6 @@ def free_port() -> int:
 def is_cpu_build() -> bool:
     """Whether the installed vLLM is the CPU build."""
     return version("vllm").endswith("+cpu")
-
-
-def die_with_parent() -> None:
-    """In the child, before exec: end when the demo ends, killed or not. SIGINT may be inherited as ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Server:
@@ -112,22 +103,11 @@ class Server:
 
     def tail(self, lines: int) -> str:
         """The last lines of the server's log that are not blank."""
-        with self.log.open(errors="replace") as log:
-            return "".join(deque((line for line in log if line.strip()), maxlen=lines)).rstrip()
+        return last_lines(self.log, lines)
 
     def last_words(self, what: str) -> str:
         return f"{self.tail(20)}\n\nThe server ({self.name}) {what}. All that it said is in {self.log}."
 
     def stop(self) -> None:
-        """Ask the server to end, and after STOPS_WITHIN end it and the processes that it started."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(STOPS_WITHIN)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)  # its own group: start_new_session
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+        """Ask the server to end, and then end it and the processes that it started."""
+        end_group(self.process)

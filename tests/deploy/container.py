@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 from dockerfile_parse import DockerfileParser
 
-from examples.demo.server import die_with_parent, free_port
+from examples.demo.server import free_port
 from tests.deploy import manifests
 from tests.deploy.manifests import Manifest
 from tests.deploy.tools import DEPLOY, ROOT
+from vllm_dflash.bench.child import die_with_parent
 
 API_KEY = "key-of-the-test"
 

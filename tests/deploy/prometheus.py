@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
-from examples.demo.server import die_with_parent, free_port
+from examples.demo.server import free_port
 from tests.deploy.tools import DEPLOY, PROMETHEUS, tool
+from vllm_dflash.bench.child import die_with_parent
 
 Series = dict[str, Any]
 

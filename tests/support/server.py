@@ -18,6 +18,8 @@ from typing import Any
 
 import httpx
 
+from vllm_dflash.bench.child import end_group
+
 HEALTHY_WITHIN = 600.0
 STOPS_WITHIN = 60.0
 VARIABLES = {
@@ -93,17 +95,7 @@ class Server:
 
     def __exit__(self, *error: object) -> None:
         self.client.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOPS_WITHIN)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)  # its own group: start_new_session
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+        end_group(self.process, signal.SIGTERM, STOPS_WITHIN)
         self.log.close()
 
     def printed(self, last: int) -> str:

@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-STOPS_WITHIN = 20.0  # seconds from asking a server to end to ending it
-PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent dies
+from vllm_dflash.bench.child import die_with_parent, end_group, last_lines
+
 LAST_LINES = 15
 
 
@@ -72,12 +69,6 @@ def get(url: str, timeout: float = 10.0) -> str:
         return answer.read().decode()
 
 
-def _with_parent() -> None:
-    """In the child, before exec: end when the run ends, killed or not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 class Server:
     """`with Server(...) as server:` is a healthy server at `server.url`, gone afterwards."""
 
@@ -110,7 +101,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches the run alone, which then ends the server
-                preexec_fn=_with_parent,
+                preexec_fn=die_with_parent,
             )
         try:
             self._wait_until_healthy()
@@ -143,8 +134,7 @@ class Server:
 
     def tail(self, lines: int = LAST_LINES) -> str:
         """The last lines of the server's log that are not blank."""
-        with self.log.open(errors="replace") as log:
-            return "".join(deque((line for line in log if line.strip()), maxlen=lines)).rstrip()
+        return last_lines(self.log, lines)
 
     def last_words(self, what: str) -> str:
         return f"The server of the group {self.name} {what}. The last lines of {self.log}:\n{self.tail()}"
@@ -155,15 +145,5 @@ class Server:
         return int(found[-1].replace(",", "")) if found else None
 
     def stop(self) -> None:
-        """Ask the server to end, and after STOPS_WITHIN end it and the processes that it started."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(STOPS_WITHIN)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)  # its own group: start_new_session
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+        """Ask the server to end, and then end it and the processes that it started."""
+        end_group(self.process)

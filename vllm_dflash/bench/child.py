@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child process with a log, such as a server: it ends with its parent, and is ended with all that it started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections import deque
+from pathlib import Path
+
+STOPS_WITHIN = 20.0  # seconds from a request to stop to the signal that cannot be refused
+PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent dies
+
+
+def die_with_parent() -> None:
+    """In the child, before exec: end when the parent ends, killed or not. SIGINT may be inherited as ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def end_group(
+    process: subprocess.Popen[bytes], by: signal.Signals = signal.SIGINT, within: float = STOPS_WITHIN
+) -> None:
+    """Ask a process with a session of its own to end, and after `within` seconds end it and all that it started."""
+    if process.poll() is None:
+        process.send_signal(by)
+        try:
+            process.wait(within)
+        except subprocess.TimeoutExpired:
+            pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # its own group: start_new_session
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def last_lines(log: Path, lines: int) -> str:
+    """The last lines of a log that are not blank."""
+    with log.open(errors="replace") as text:
+        return "".join(deque((line for line in text if line.strip()), maxlen=lines)).rstrip()
