@@ -5,7 +5,7 @@
     python -m examples.smollm2.generate --prompts .demo/training/held-out.jsonl
 
 With the tokens come the features that a drafter sees (capture.py). Every prompt with an even index is
-continued greedily, the others at T=0.8 among the target's top 16. The batch stays full across shards. A shard
+continued greedily, the others at T=0.8 (`--temperatures`) among the target's top 16. The batch stays full across shards. A shard
 that is there is skipped, so the command can be stopped and repeated, and several workers can share it. About 6 kB
 a token for SmolLM2-135M.
 """
@@ -27,9 +27,6 @@ from tqdm import tqdm
 from examples.smollm2.capture import Capture
 from examples.smollm2.data import TRAINING
 from examples.smollm2.features import TAPS
-
-TEMPERATURES = (0.0, 0.8)
-
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -85,6 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=Path, default=TRAINING / "prompts.jsonl")
     parser.add_argument("--out", type=Path, help="folder of shards (default: the prompts' file without suffix)")
     parser.add_argument("--max-tokens", type=int, default=320, help="longest continuation")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8], help="of the prompts in turn")
     parser.add_argument("--longest-prompt", type=int, default=256)
     parser.add_argument("--shard", type=int, default=256, help="prompts a shard")
     parser.add_argument("--sequences", type=int, default=128, help="sequences that run at once")
@@ -120,19 +118,22 @@ def main(argv: list[str] | None = None) -> None:
         if not (path := out / f"shard-{number:05d}.npz").exists()
     ]
 
+    def temperature(index: int) -> float:
+        return arguments.temperatures[index % len(arguments.temperatures)]
+
     def row(index: int, output: Any) -> dict[str, Any]:
         ids = output.prompt_token_ids
         tokens = np.array([*ids, *output.outputs[0].token_ids])
         return {
             "tokens": tokens,
             "prompt_length": len(ids),
-            "temperature": TEMPERATURES[index % 2],
+            "temperature": temperature(index),
             "kind": prompts[index]["kind"],
             **({"captured": capture.take(output.request_id, len(tokens))} if capture is not None else {}),
         }
 
     def submit(index: int) -> None:
-        sampling = SamplingParams(temperature=TEMPERATURES[index % 2], max_tokens=arguments.max_tokens)
+        sampling = SamplingParams(temperature=temperature(index), max_tokens=arguments.max_tokens)
         ids = encode(tokenizer, prompts[index], arguments.longest_prompt)
         llm.llm_engine.add_request(str(index), {"prompt_token_ids": ids}, sampling)
 
