@@ -151,6 +151,21 @@ def test_pipeline_parallelism_on_v1_is_refused_with_the_reason(make: Make) -> No
         configured(pair, {"method": "dflash", "model": str(pair.drafter)}, pipeline_parallel_size=2)
 
 
+def test_pipeline_parallelism_on_v2_without_asynchronous_scheduling_is_refused_with_the_reason(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock's runner fails there in a request's second step: more rows to verify than the scheduler gave it."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+    pair = make(DrafterShape(architecture="dflash2"))
+    speculative = {"method": "dflash", "model": str(pair.drafter)}
+    refused = r"V2 does not yet support: DFlash under pipeline parallelism without asynchronous scheduling \(the"
+    # vLLM switches asynchronous scheduling off on a CPU, asked for or not.
+    for asked in (None, False):
+        with pytest.raises(ValueError, match=refused):
+            configured(pair, speculative, pipeline_parallel_size=2, async_scheduling=asked)
+
+
 def test_xformers_stands_in_the_place_of_a_custom_backend(make: Make) -> None:
     pair = make(DrafterShape(architecture="dflash2"))
     speculative = {"method": "dflash", "model": str(pair.drafter), "attention_backend": "xformers"}

@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from examples.demo.server import Server
 from tests.engine import ranks
 from tests.engine.prompts import tiny_prompts
 from tests.reference.target import ReferenceTarget
+from tests.support.engine import EngineError, of_runner
 
 pytestmark = pytest.mark.engine
 
@@ -21,6 +23,7 @@ BY_RUNNER = [
     pytest.param("v2", "dflash2", id="v2-dflash2", marks=pytest.mark.slow),
     pytest.param("v2", "dflash", id="v2-dflash", marks=pytest.mark.slow),
 ]
+INFO = re.compile(r"^vllm_dflash:info\{(.*)\} 1\.0$", re.MULTILINE)
 ON_CPU = {
     # One core a rank; without it vLLM looks for a NUMA node each.
     "VLLM_CPU_OMP_THREADS_BIND": "0|1",
@@ -29,10 +32,10 @@ ON_CPU = {
 }
 
 
-def several(processes, plugin, runner: str):
+def several(processes, plugin, runner: str, **variables: str):
     if not plugin:
         pytest.skip("the plug-in under several ranks")
-    return processes(runner=runner, plugin=True, in_process=False, environment=tuple(ON_CPU.items()))
+    return processes(runner=runner, plugin=True, in_process=False, environment=tuple((ON_CPU | variables).items()))
 
 
 @pytest.mark.parametrize(("runner", "architecture"), BY_RUNNER)
@@ -59,19 +62,24 @@ def test_tensor_parallel(processes, plugin, trained, runner, architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
-def test_data_parallel(plugin, trained, tmp_path, architecture):
-    """`vllm serve --data-parallel-size 2`: both engines serve and draft, exact."""
+@pytest.mark.parametrize(
+    ("runner", "architecture"), [("v1", "dflash"), ("v1", "dflash2"), ("v2", "dflash"), ("v2", "dflash2")]
+)
+def test_data_parallel(plugin, trained, tmp_path, runner, architecture):
+    """`vllm serve --data-parallel-size 2`: both engines serve, draft and accept, and every token is the target's."""
     if not plugin:
         pytest.skip("the plug-in under several ranks")
     pair = trained(architecture)
-    arguments = ["--data-parallel-size", "2", "--dtype", "float32", "--max-num-seqs", "8", "--block-size", "32"]
+    arguments = ["--data-parallel-size", "2", "--api-server-count", "1"]
+    arguments += ["--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--block-size", "32"]
     arguments += ["--speculative-config", f'{{"method": "dflash", "model": "{pair.drafter}"}}']
+    # All drafts: what pays on a busy machine is another matter.
+    arguments += ["--additional-config", '{"dflash": {"block_length": 7}}']
     server = Server(pair.target, "two engines", tmp_path / "server.log", arguments)
     server.command[server.command.index("--max-model-len") + 1] = "512"
-    server.environment |= ON_CPU | {"VLLM_PLUGINS": "dflash", "OMP_NUM_THREADS": "1"}
+    server.environment |= ON_CPU | {"VLLM_PLUGINS": "dflash", "OMP_NUM_THREADS": "1"} | of_runner(runner)
     prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:12]
-    with server, httpx.Client(trust_env=False, timeout=300, base_url=server.url) as client:
+    with server, httpx.Client(trust_env=False, timeout=600, base_url=server.url) as client:
 
         def complete(prompt: list[int]) -> list[int]:
             body = GREEDY | {"model": str(pair.target), "prompt": prompt, "return_token_ids": True}
@@ -83,7 +91,53 @@ def test_data_parallel(plugin, trained, tmp_path, architecture):
         metrics = client.get("/metrics").text
     target = ReferenceTarget(pair.target)
     assert tokens == [target.greedy(prompt, GREEDY["max_tokens"]) for prompt in prompts]
+    info = {labels["engine"]: labels["runner"] for labels in map(labels_of, INFO.findall(metrics))}
+    assert info == {"0": runner, "1": runner}
     for engine in ("0", "1"):
         for counter in ("num_draft_tokens", "num_accepted_tokens"):
             found = re.search(rf'vllm:spec_decode_{counter}_total{{engine="{engine}".*}} (\S+)', metrics)
             assert found and float(found[1]) > 0, f"{counter} of engine {engine}"
+
+
+def labels_of(text: str) -> dict[str, str]:
+    return dict(re.findall(r'(\w+)="([^"]*)"', text))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+def test_pipeline_parallel(processes, plugin, trained, tmp_path, architecture):
+    """PP=2 on V2: the last stage drafts, with embeddings of its own; the first gets drafts and verdicts from it.
+
+    Scheduling is asynchronous, as on a GPU.
+    """
+    pair = trained(architecture)
+    engine = several(processes, plugin, "v2", V2_ON_CPU_ASYNCHRONOUS="1")
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
+    sampled = GREEDY | {"temperature": 1.0, "seed": 5}
+    stages = {"pipeline_parallel_size": 2, "speculative": {"num_speculative_tokens": 3}}
+    engine.start(pair.target, with_embeddings(pair, tmp_path / "drafter"), **stages)
+    outputs = engine.generate(prompts, [GREEDY, GREEDY, GREEDY, GREEDY, GREEDY, sampled])
+    target = ReferenceTarget(pair.target)
+    for prompt, output in zip(prompts[:5], outputs, strict=False):
+        assert output.token_ids == target.greedy(prompt, GREEDY["max_tokens"])
+    counters = engine.counters()
+    assert counters["spec_decode_num_accepted_tokens"] > 0.1 * counters["spec_decode_num_draft_tokens"]
+
+
+@pytest.mark.slow
+def test_a_pipeline_whose_last_stage_has_no_embeddings_is_refused(processes, plugin, trained):
+    pair = trained("dflash2")
+    engine = several(processes, plugin, "v2", V2_ON_CPU_ASYNCHRONOUS="1")
+    with pytest.raises(EngineError):
+        engine.start(pair.target, pair.drafter, pipeline_parallel_size=2)
+    assert "this pipeline stage (the last) does not hold them" in engine.printed()
+
+
+def with_embeddings(pair, directory):
+    """The pair's drafter, with a copy of the target's embeddings as its own."""
+    directory.mkdir()
+    weights = load_file(pair.drafter / "model.safetensors")
+    weights["embed_tokens.weight"] = load_file(pair.target / "model.safetensors")["model.embed_tokens.weight"]
+    save_file(weights, directory / "model.safetensors")
+    (directory / "config.json").write_text((pair.drafter / "config.json").read_text())
+    return directory

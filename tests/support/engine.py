@@ -153,11 +153,16 @@ class EngineProcess:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        if self.runner == "v2":
-            folder = str(Path(__file__).parent / "v2_on_cpu")
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-            environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-        return environment | dict(self.environment)
+        return environment | of_runner(self.runner) | dict(self.environment)
+
+
+def of_runner(runner: Runner) -> dict[str, str]:
+    """The environment variables that make vLLM on a CPU take this runner; V2 with Triton's interpreter."""
+    if runner == "v1":
+        return {}
+    folder = str(Path(__file__).parent / "v2_on_cpu")
+    path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
 def close_all(processes: Sequence[EngineProcess]) -> None:

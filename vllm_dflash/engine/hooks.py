@@ -86,3 +86,20 @@ def v1_unsupported_features(stock: Callable[..., list[str]]) -> Callable[..., li
         return features
 
     return wrapper
+
+
+def v2_unsupported_features(stock: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    @functools.wraps(stock)
+    def wrapper(self: Any) -> list[str]:
+        features = stock(self)
+        stages = self.parallel_config.pipeline_parallel_size
+        # None: not decided yet.
+        if is_ours(self.speculative_config) and stages > 1 and self.scheduler_config.async_scheduling is False:
+            features.append(
+                "DFlash under pipeline parallelism without asynchronous scheduling (the scheduler gets the drafts of "
+                "a step that is still on its way, and the next one fails; leave out --no-async-scheduling, or use "
+                "tensor parallelism)"
+            )
+        return features
+
+    return wrapper

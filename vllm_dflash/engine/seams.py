@@ -48,20 +48,20 @@ SEAMS = (
         "stock refuses DFlash 2 and mixed windows on V1; the package serves both there",
     ),
     Seam(
+        "vllm.config.vllm",
+        "VllmConfig._get_v2_model_runner_unsupported_features",
+        ("self",),
+        "hooks:v2_unsupported_features",
+        "config",
+        "refuses pipeline parallelism with synchronous scheduling, in which stock's V2 fails with any drafts",
+    ),
+    Seam(
         "vllm.sampling_params",
         "SamplingParams._validate_spec_decode",
         ("self", "speculative_config"),
         "requests:validate_spec_decode",
         "config",
         "refuses a bad request option in the front end, and admits min_p and logit_bias, which stock refuses",
-    ),
-    Seam(
-        "vllm.model_executor.models.registry",
-        "_SPECULATIVE_DECODING_MODELS",
-        None,
-        None,
-        "config",
-        "tells a draft of another kind, which is stock's, from an ordinary model",
     ),
     Seam(
         "vllm.model_executor.models.registry",
