@@ -5,9 +5,9 @@
     python -m examples.smollm2.generate --prompts .demo/training/held-out.jsonl
 
 With the tokens come the features that a drafter sees (capture.py). Every prompt with an even index is
-continued greedily, the others at T=0.8 (`--temperatures`) among the target's top 16. The batch stays full across shards. A shard
-that is there is skipped, so the command can be stopped and repeated, and several workers can share it. About 6 kB
-a token for SmolLM2-135M.
+continued greedily, the others at T=0.8 (`--temperatures`) among the target's top 16. The batch stays full across
+shards. A shard that is there is skipped, so the command can be stopped and repeated, and several workers can share
+it. About 6 kB a token for SmolLM2-135M.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tqdm import tqdm
 from examples.smollm2.capture import Capture
 from examples.smollm2.data import TRAINING
 from examples.smollm2.features import TAPS
+
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
