@@ -14,7 +14,7 @@ from types import TracebackType
 
 import httpx
 
-from vllm_dflash.bench.child import die_with_parent, end_group, last_lines
+from vllm_dflash.bench.child import cause, die_with_parent, end_group, last_lines
 
 HEALTHY_WITHIN = 600.0  # seconds; a first start on a GPU compiles
 
@@ -106,7 +106,9 @@ class Server:
         return last_lines(self.log, lines)
 
     def last_words(self, what: str) -> str:
-        return f"{self.tail(20)}\n\nThe server ({self.name}) {what}. All that it said is in {self.log}."
+        raised = cause(self.log)
+        why = f" ({raised.rstrip('.')})" if raised else ""
+        return f"{self.tail(20)}\n\nThe server ({self.name}) {what}{why}. All that it said is in {self.log}."
 
     def stop(self) -> None:
         """Ask the server to end, and then end it and the processes that it started."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import DrafterShape, Pair
+from vllm_dflash.bench.child import cause
 from vllm_dflash.bench.prompts import background, read_prompts, with_context
 from vllm_dflash.bench.server import BenchError, Server, require_device
 from vllm_dflash.cli import main
@@ -39,6 +40,8 @@ def test_missing_models_and_wrong_words(
     sentence = "Give the folder that holds config.json, or a hub id such as z-lab/Qwen3-8B-DFlash-b16."
     assert refused(capsys, gone, *out) == f"There is no folder {gone}. {sentence}"
     assert refused(capsys, pair.target, gone, *out) == f"There is no folder {gone}. {sentence}"
+    for option in ("--draft-model", "--eagle3"):
+        assert refused(capsys, pair.target, option, gone, *out) == f"There is no folder {gone}. {sentence}"
     assert refused(capsys, pair.target, pair.drafter, "--groups", "medusa", *out) == (
         "There is no group medusa here; there are plain, ngram, stock-dflash2, dflash2."
     )
@@ -67,8 +70,26 @@ def test_a_server_that_dies_is_told_with_its_last_lines(tmp_path: Path) -> None:
         pass
     first, *rest = str(error.value).splitlines()
     assert first.startswith("The server of the group plain ended with code ")
+    assert "UnheardOfForCausalLM" in first
     assert first.endswith(f"The last lines of {log}:")
     assert "UnheardOfForCausalLM" in "\n".join(rest)
+
+
+def test_what_a_server_raised_first_is_found_above_what_follows_from_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("INFO 11-30 05:00:00 [api.py:1] starting\n")
+    assert cause(log) is None
+    core = "(EngineCore pid=7) ERROR 11-30 05:00:01 [core.py:1146] "
+    log.write_text(
+        f"{core}Traceback (most recent call last):\n{core}torch.OutOfMemoryError: Memory ran out.\n"
+        "(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above. Failed core: {}\n"
+    )
+    assert cause(log) == "OutOfMemoryError: Memory ran out."
+    log.write_text(
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n"
+        "  Value error, K is 8; the block has 7. [type=value_error, input_value={}, input_type=dict]\n"
+    )
+    assert cause(log) == "ValidationError: K is 8; the block has 7."
 
 
 def test_shipped_prompts_cover_six_workloads_and_context_is_varied() -> None:

@@ -2,29 +2,17 @@
 """`vllm-dflash bench` end to end: a tiny pair, interrupted and gone on with; the demo pair with a small matrix."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.bench.browser import WIDTHS, open_page
+from tests.bench.running import finish, start
 from tests.support.checkpoints import Pair
-
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-c", "import sys; from vllm_dflash.cli import main; sys.exit(main())", "bench"]
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    environment = {**os.environ, **ENVIRONMENT}
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT
-    )
 
 
 def finished(out: Path) -> list[str]:
@@ -56,9 +44,7 @@ def test_a_tiny_run_is_interrupted_and_goes_on(trained: Callable[[str], Pair], t
     assert 1 <= len(kept) < 4
     assert (out / "result.json").exists()
 
-    second = start(*arguments)
-    said, _ = second.communicate(timeout=1200)
-    assert second.returncode == 0, said
+    said = finish(start(*arguments), within=1200)
     assert finished(out)[: len(kept)] == kept
     cells = [json.loads(line)["cell"] for line in finished(out)]
     assert len(cells) == len({json.dumps(cell) for cell in cells}) == 4
@@ -79,17 +65,17 @@ def test_a_tiny_run_is_interrupted_and_goes_on(trained: Callable[[str], Pair], t
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.pair
-def test_the_demo_pair_in_under_twenty_minutes(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_the_demo_pair_in_under_twenty_minutes(pytestconfig: pytest.Config, browser: Any, tmp_path: Path) -> None:
     demo, out = pytestconfig.getoption("--demo-pair"), tmp_path / "out"
     arguments = [demo / "target", demo / "drafter", "--out", out, "--groups", "ngram,dflash2"]
     arguments += ["--workloads", "code,chat,prose", "--output-tokens", 64, "--concurrency", "1,4", "--temperature", 0]
     arguments += ["--count", 4, "--repeats", 1, "--break-even", "--", "--enforce-eager", "--max-model-len", 2048]
-    run = start(*arguments)
-    said, _ = run.communicate(timeout=1200)
-    assert run.returncode == 0, said
+    finish(start(*arguments), within=1200)
     result = json.loads((out / "result.json").read_text())
     assert result["failures"] == {}
     assert set(result["groups"]) == {"plain", "ngram", "dflash2"}
     assert len(result["summary"]) == 3 * 3 * 2
     assert all(row["break_even_length"] > 0 for row in result["summary"] if row["group"] == "dflash2")
     assert "which has no thinking mode" in result["settings"]["template"]
+    for width in WIDTHS:
+        open_page(browser, out / "result.html", width, plots=6).close()

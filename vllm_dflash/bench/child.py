@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 from collections import deque
 from pathlib import Path
 
 STOPS_WITHIN = 20.0  # seconds from a request to stop to the signal that cannot be refused
+_RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)$")
+# What a vLLM process says when another of the same server has failed.
+_ELSEWHERE = ("See root cause above", "EngineDeadError", "initialization failed due to")
 PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent dies
 
 
@@ -41,3 +45,21 @@ def last_lines(log: Path, lines: int) -> str:
     """The last lines of a log that are not blank."""
     with log.open(errors="replace") as text:
         return "".join(deque((line for line in text if line.strip()), maxlen=lines)).rstrip()
+
+
+def cause(log: Path) -> str | None:
+    """What the server raised, "ValueError: ...", as its log has it last; None where it has no such line.
+
+    vLLM's processes fail one after the other: what the first one said stands far above the last lines.
+    """
+    found = None
+    lines = log.read_text(errors="replace").splitlines()
+    for number, line in enumerate(lines):
+        match = _RAISED.search(line)
+        if match is None or any(words in line for words in _ELSEWHERE):
+            continue
+        name, what = match[1].rpartition(".")[2], match[2].strip()
+        if what.startswith("1 validation error") and number + 1 < len(lines):
+            what = lines[number + 1].strip().removeprefix("Value error, ").partition(" [type=")[0]
+        found = f"{name}: {what}"
+    return found

@@ -123,7 +123,9 @@ def prepare(options: argparse.Namespace, serve: Sequence[str]):  # type: ignore[
     from vllm_dflash.checkpoint import find_draft, read_draft_config
 
     machine = require_device(version("vllm"))
-    read_draft_config(options.target)  # a target that is missing is told before anything starts
+    for model in (options.target, options.draft_model, options.eagle3):
+        if model is not None:
+            read_draft_config(model)  # one that is missing is told before anything starts
     if options.port is not None:
         choose_port(options.port)
     drafts = options.drafts

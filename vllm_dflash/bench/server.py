@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_dflash.bench.child import die_with_parent, end_group, last_lines
+from vllm_dflash.bench.child import cause, die_with_parent, end_group, last_lines
 
 LAST_LINES = 15
 
@@ -137,7 +137,9 @@ class Server:
         return last_lines(self.log, lines)
 
     def last_words(self, what: str) -> str:
-        return f"The server of the group {self.name} {what}. The last lines of {self.log}:\n{self.tail()}"
+        raised = cause(self.log)
+        why = f" ({raised.rstrip('.')})" if raised else ""
+        return f"The server of the group {self.name} {what}{why}. The last lines of {self.log}:\n{self.tail()}"
 
     def kv_tokens(self) -> int | None:
         """Tokens that its KV cache holds, as it says at its start."""
