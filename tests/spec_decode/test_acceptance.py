@@ -73,3 +73,19 @@ def test_no_drafts_say_nothing():
     acceptance = Acceptance(3)
     acceptance.observe(["a", "b"], [0, 0], [0, 0])
     assert acceptance.record == 0
+
+
+def test_new_requests_leave_little_of_the_record():
+    acceptance = Acceptance(4)
+    assert acceptance.meet(["a"]) == 1.0
+    feed(acceptance, {"a": [0.8] * 4}, 200, 4)
+    assert acceptance.meet(["a"]) == 0.0 and acceptance.record > 40
+    assert acceptance.meet(["a", "b"]) == 0.5
+    assert acceptance.meet(["c"]) == 1.0 and acceptance.record < 7
+
+
+def test_a_few_blocks_tell_about_all_positions():
+    """Four blocks, all accepted: the last position is as likely as 28 drafts say, not as four do."""
+    acceptance = Acceptance(7)
+    acceptance.observe(["a"] * 4, [7] * 4, [7] * 4)
+    assert acceptance.by_position()[6] > 0.85

@@ -79,3 +79,18 @@ def test_cheap_rows_are_verified_and_dear_ones_cut():
     dear = simulator(rows_are_dear).run(Load(4, 500, 2.5))
     assert cheap.mean_drafts > 5 and 0.5 < dear.mean_drafts < 3
     assert cheap.ratio > 0.97 and dear.ratio > 0.97
+
+
+def test_neighbours_are_measured():
+    """The cost of 192 rows lies far below a line from 64 to 256: only who tries two drafts knows that they are best."""
+    knee = CycleCost(ForwardCost({1: 20e-3, 192: 30e-3, 256: 60e-3}), ForwardCost({8: 1e-3}), block=8)
+    simulation = simulator(knee)
+    simulation.controller.lengths = (3,) * 5
+    outcome = simulation.run(Load(64, 500, 5.0))
+    assert outcome.drafts == 2 and outcome.ratio > 0.97
+
+
+def test_accepted_drafts_pay_for_probes():
+    """A probe takes four steps' time and every draft of it is accepted: what was put by does not shrink much."""
+    simulation = simulator(CycleCost(ForwardCost({1: 20e-3}), ForwardCost({8: 90e-3}), block=8))
+    assert simulation.run(Load(1, 500, 8.0), 200, 100).mean_drafts > 6

@@ -13,17 +13,25 @@ LEVELS = (-1.6, -0.8, 0.0, 0.8, 1.6)
 AVERAGE = 2
 # A request's own log-odds count like the average's once their variance, 1 / (judged p (1 - p)), is down to this.
 OWN_VARIANCE = 0.15
-# Positions without a record of their own are taken to do a little worse than the one before.
-DECLINE = 0.97
-FIRST_GUESS = 0.5
-# Over so many requests a surprise of so many standard deviations leaves the record the weight of so many.
+# A position's own record counts like what the others say of it once it amounts to so many.
+OTHERS_WEIGHT = 8.0
+# How far texts lie from the slow average, log-odds, as a standard deviation.
+SPREAD = 2.0
+FIRST_GUESS, DECLINE = 0.5, 0.03
+# Over so many requests a surprise of so many standard deviations leaves the record the weight of so many; twice the
+# surprise a quarter of it.
 RECENT, SURPRISING, DOUBTED = 12.0, 3.0, 4.0
+# What is left of the record where all requests are new: texts differ more than so many verified requests tell.
+NEWCOMERS = 6.0
 
 
 class Acceptance:
     """Acceptance probability of drafts 1..most, given that those before were accepted.
 
-    steps: how many steps without news halve a record. Old records fade into a slow average, not into a fixed prior.
+    What a position has no record of it takes half from the one before, half from all drafts judged, whatever their
+    position: so a few verified blocks tell what the text is like.
+
+    steps: how many steps without news halve a record. Old records fade into a slow average, not into a fixed guess.
     """
 
     def __init__(self, most: int, steps: float = 150.0) -> None:
@@ -33,6 +41,7 @@ class Acceptance:
         self._judged = [0.0] * most
         self._slow = [0.0, 0.0]
         self._own: dict[str, tuple[float, float, int]] = {}
+        self._known: set[str] = set()
         self._recent = (0.0, 0.0)
         self._step = 0
         self._faded = 0
@@ -54,6 +63,18 @@ class Acceptance:
         if keep < 1.0:
             self._accepted = [keep * count for count in self._accepted]
             self._judged = [keep * count for count in self._judged]
+
+    def meet(self, request_ids: Sequence[str]) -> float:
+        """Tell who is decoding; -> the share of those not met before, by which the record loses weight."""
+        strangers = [name for name in request_ids if name not in self._known]
+        if not strangers:
+            return 0.0
+        self._known.update(strangers)
+        share = len(strangers) / len(request_ids)
+        self._recent = (self._recent[0] * (1 - share), self._recent[1] * (1 - share))
+        if self.record > NEWCOMERS:
+            self._fade(1.0 - share * (1.0 - NEWCOMERS / self._judged[0]))
+        return share
 
     def observe(
         self, request_ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int], memory: float = 96.0
@@ -78,7 +99,8 @@ class Acceptance:
             self._judged[j] += sum(judged[j + 1 :])
             self._accepted[j] += sum(passed[j + 1 :])
         slow = math.exp(-len(news) / 600)
-        self._slow = [slow * self._slow[0] + len(news), slow * self._slow[1] + sum(passed[1:])]
+        tried = sum(j * count for j, count in enumerate(judged))
+        self._slow = [slow * self._slow[0] + tried, slow * self._slow[1] + sum(good for _, _, good in news)]
 
     def _doubt(self, news: list[tuple[str, int, int]]) -> None:
         """Give the record little weight where the last dozen of requests say that the text has changed.
@@ -93,8 +115,9 @@ class Acceptance:
         surprise, variance = self._recent
         surprise = keep * surprise + sum(good - mean[drafts] for _, drafts, good in news)
         variance = keep * variance + sum(square[drafts] - mean[drafts] ** 2 for _, drafts, _ in news)
-        if surprise**2 > SURPRISING**2 * max(variance, 0.01) and self._judged[0] > DOUBTED:
-            weight = DOUBTED / self._judged[0]
+        doubt = surprise**2 / (SURPRISING**2 * max(variance, 0.01))
+        if doubt > 1 and self._judged[0] > DOUBTED / doubt:
+            weight = DOUBTED / doubt / self._judged[0]
             self._accepted = [weight * count for count in self._accepted]
             self._judged = [weight * count for count in self._judged]
             self._slow = [weight * count for count in self._slow]
@@ -104,20 +127,37 @@ class Acceptance:
     def forget(self, alive: Container[str]) -> None:
         """Drop the records of requests that have ended."""
         self._own = {name: own for name, own in self._own.items() if name in alive}
+        self._known = {name for name in self._known if name in alive}
 
     def by_position(self, shift: float = 0.0) -> list[float]:
         """[most] probabilities of the average request, or of one that is better by `shift` log-odds."""
         self._fade()
-        count, hits = self._slow
-        prior = (hits + 2 * FIRST_GUESS) / (count + 2)
-        rates = []
+        text = self._text()
+        before, rates = text, []
         for good, judged in zip(self._accepted, self._judged, strict=True):
-            rate = (good + 1.5 * prior) / (judged + 1.5)
+            prior = _logistic((before + text) / 2 - DECLINE)
+            rate = (good + OTHERS_WEIGHT * prior) / (judged + OTHERS_WEIGHT)
             rates.append(rate)
-            prior = DECLINE * rate
+            before = _logit(rate)
         if not shift:
             return rates
         return [_logistic(_logit(rate) + shift) for rate in rates]
+
+    def _text(self) -> float:
+        """Log-odds of the drafts judged, whatever their position: the likeliest, those near the slow average being
+        likelier before (Newton's steps)."""
+        count, hits = self._slow
+        usual = _logit((hits + 2 * FIRST_GUESS) / (count + 2))
+        judged, good = sum(self._judged), sum(self._accepted)
+        value = _logit((good + 0.5) / (judged + 1)) if judged > 2 else usual
+        for _ in range(6):
+            p = _logistic(value)
+            slope = good - judged * p - (value - usual) / SPREAD**2
+            step = slope / (judged * p * (1 - p) + 1 / SPREAD**2)
+            value += min(max(step, -1.5), 1.5)
+            if abs(step) < 1e-3:
+                break
+        return value
 
     def levels(self, request_ids: Sequence[str]) -> list[int]:
         """Which of LEVELS each request is at."""

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from vllm_dflash.spec_decode.acceptance import AVERAGE, LEVELS, Acceptance
 from vllm_dflash.spec_decode.measured_cost import MeasuredCost
 
-# Another choice must promise this much more before it replaces the one in use.
-HYSTERESIS = 0.015
+# Another choice must promise this much more before it replaces the one in use: other drafts than now, plain decoding
+# instead of drafts, drafts instead of plain decoding (where the record is small, and only drafting makes it grow).
+HYSTERESIS, GIVING_UP, TAKING_UP = 0.015, 0.01, 0.005
 # Share of all time that trying drafts may lose while plain decoding looks better.
 PROBE_SHARE = 0.01
-# One request in this many drafts in a probe.
+# As large a share is put by, up to so many steps of plain decoding, for the time after a change of load or requests.
+RESERVE = 6.0
+# One request in this many drafts in a probe, at least.
 PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
 MEASURED = 3
+# A neighbour whose cost is not measured is tried when it promises so much of what the choice in use does.
+WORTH_A_TRIAL = 0.9
 # Verified requests that the record must amount to before drafting is taken up.
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
@@ -67,9 +72,10 @@ class BlockLength:
         self.step_cost = MeasuredCost()
         self.draft_cost = MeasuredCost()
         self.lengths = (0,) * len(LEVELS)
+        self._trial: tuple[int, ...] | None = None
         self._load: _Load | None = None
         self._levels: dict[str, int] = {}
-        self._bank = 0.0
+        self._bank = self._reserve = self._dearest = 0.0
         self._turn = 0
         self._step = 0
         self._decided = -SELDOM
@@ -85,16 +91,23 @@ class BlockLength:
             context = step.context * step.drafting / step.requests
             self.draft_cost.observe(step.draft_seconds, step.draft_rows, step.drafting, context)
         self.step_cost.observe(max(step.seconds - step.draft_seconds, 0.0), step.rows, step.requests, step.context)
-        if not any(self.lengths):
-            self._bank += PROBE_SHARE * min(step.seconds, 2 * self._plain_seconds() or step.seconds)
+        plain = self._plain_seconds() or step.seconds
+        share = PROBE_SHARE * min(step.seconds, 2 * plain)
+        self._reserve = min(self._reserve + share, RESERVE * plain)
+        # What was put by while nothing was worth trying is not for spending at once.
+        if not any(self.lengths) and self._bank < max(self._dearest, 2 * plain):
+            self._bank += share
         if step.rows == step.requests:
             self._plain = self._step
 
     def verified(self, request_ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """What became of a step's drafts, a request."""
         if self.fixed is None:
-            memory = DRAFTING_MEMORY if any(self.lengths) else PROBING_MEMORY
-            self.acceptance.observe(request_ids, drafted, accepted, memory)
+            probing = not any(self.lengths)
+            self.acceptance.observe(request_ids, drafted, accepted, PROBING_MEMORY if probing else DRAFTING_MEMORY)
+            if probing and self._load is not None:
+                plain = self._plain_seconds()
+                self._bank = min(self._bank + sum(accepted) / self._load.requests * plain, (2 + RESERVE) * plain)
 
     def forget(self, alive: Container[str]) -> None:
         """Drop what is known of requests that have ended."""
@@ -109,10 +122,16 @@ class BlockLength:
         count = len(request_ids)
         if count == 0 or self.most == 0:
             return [0] * count
-        if self._load is None or _differs(self._load, count, context):
+        changed = self._load is None or _differs(self._load, count, context)
+        if changed:
             self._lively = self._step + 40
             self._decided = self._step - SELDOM
         if self._load is None or self._step - self._decided >= (SOON if self._step <= self._lively else SELDOM):
+            share = self.acceptance.meet(request_ids)
+            if changed or share > 0.5:
+                share = 1.0
+            self._bank += share * self._reserve
+            self._reserve -= share * self._reserve
             levels = self.acceptance.levels(request_ids)
             self._levels = dict(zip(request_ids, levels, strict=True))
             load = _Load(count, context, tuple(levels.count(level) for level in range(len(LEVELS))))
@@ -120,13 +139,15 @@ class BlockLength:
             if self._needs_plain(load):
                 return [0] * count
             self._decide(load)
+            self._trial = self._neighbour(load)
         load = self._load
         if not any(self.lengths):
             probe = self._probe(load, count)
             if probe is not None:
                 return probe
             return [0] * count
-        return [self.lengths[self._levels.get(request_id, AVERAGE)] for request_id in request_ids]
+        lengths = self._trial or self.lengths
+        return [lengths[self._levels.get(request_id, AVERAGE)] for request_id in request_ids]
 
     def speedup(self) -> float:
         """Estimate of tokens a second with the lengths in use over those of plain decoding."""
@@ -152,9 +173,27 @@ class BlockLength:
             return
         if not any(self.lengths) and self.acceptance.record < EVIDENCE:
             return
-        if value > self._value(load, self.lengths) * (1 + HYSTERESIS):
+        if any(lengths) == any(self.lengths):
+            more = HYSTERESIS
+        else:
+            more = TAKING_UP if any(lengths) else GIVING_UP
+        if value > self._value(load, self.lengths) * (1 + more):
             self.lengths = lengths
             self._lively = self._step + 40
+
+    def _neighbour(self, load: _Load) -> tuple[int, ...] | None:
+        """One draft more or less than now, where its cost is not measured and it may well be better."""
+        if not any(self.lengths):
+            return None
+        for step in (-1, 1):
+            lengths = tuple(min(max(length + step, 1), self.most) if length else 0 for length in self.lengths)
+            rows = load.requests + sum(m * n for m, n in zip(load.members, lengths, strict=True))
+            if (
+                self.step_cost.samples(rows, load.requests, load.context) < MEASURED
+                and self._value(load, lengths) > WORTH_A_TRIAL * self._value(load, self.lengths)
+            ):
+                return lengths
+        return None
 
     def _best(self, load: _Load) -> tuple[float, tuple[int, ...]]:
         """The lengths a level with the most tokens a second.
@@ -203,36 +242,47 @@ class BlockLength:
         return seconds
 
     def _probe(self, load: _Load, count: int) -> list[int] | None:
-        """Drafts for a few requests, once the time that has been put by pays for what they are expected to lose."""
+        """Drafts for some requests, once what has been put by pays for what they are expected to lose.
+
+        The time is taken at once, and what is accepted is given back: so good drafts pay for the next ones.
+        """
         if self._step - self._probed < 3:
             return None
         plain = self._plain_seconds()
-        drafting = max(1, load.requests // PROBE_REQUESTS)
-        survival = self.acceptance.survival()[AVERAGE]
-        # What was never measured here may cost anything: half a step is risked for it.
-        unknown = self.draft_cost.samples(drafting * self.block, drafting, load.context * drafting / load.requests) == 0
-        draft = 0.5 * plain if unknown else self._seconds(load, load.requests, drafting) - plain
-        losses, gained = [], 0.0
-        for k in range(1, self.most + 1):
-            seconds = draft + self.step_cost.seconds(load.requests + drafting * k, load.requests, load.context)
-            gained += survival[k - 1]
-            losses.append(max(seconds - plain * (1 + gained * drafting / load.requests), 0.02 * plain))
-        # As deep as costs little more than the cheapest: every position that is judged tells something.
-        chosen = max(k for k, loss in enumerate(losses, 1) if loss <= 1.3 * min(losses))
-        least = losses[chosen - 1]
-        # What was put by while nothing was worth trying is not for spending at once.
-        self._bank = min(self._bank, max(least, 2 * plain))
-        if self._bank < least:
+        few = max(1, load.requests // PROBE_REQUESTS)
+        chosen = min(
+            (self._try(load, drafting, plain) for drafting in sorted({few, (few + load.requests) // 2, load.requests})),
+            key=lambda one: (one[0] > self._bank, one[0] / one[2] if one[0] <= self._bank else one[0]),
+        )
+        loss, spent, drafting, drafts = chosen
+        self._dearest = loss
+        if self._bank < loss:
             return None
-        self._bank -= least
+        self._bank -= spent
         self._probed = self._step
         self._lively = self._step + 8
         self._decided = min(self._decided, self._step - SOON)
         lengths = [0] * count
         for i in range(min(drafting, count)):
-            lengths[(self._turn + i) % count] = chosen
+            lengths[(self._turn + i) % count] = drafts
         self._turn += drafting
         return lengths
+
+    def _try(self, load: _Load, drafting: int, plain: float) -> tuple[float, float, int, int]:
+        """-> (seconds lost as expected, seconds taken, `drafting`, drafts each) of a probe with so many requests."""
+        survival = self.acceptance.survival()[AVERAGE]
+        # What was never measured here may cost anything: half a step is risked for it.
+        unknown = self.draft_cost.samples(drafting * self.block, drafting, load.context * drafting / load.requests) == 0
+        draft = 0.5 * plain if unknown else self._seconds(load, load.requests, drafting) - plain
+        losses, times, gained = [], [], 0.0
+        for k in range(1, self.most + 1):
+            seconds = draft + self.step_cost.seconds(load.requests + drafting * k, load.requests, load.context) - plain
+            gained += survival[k - 1]
+            times.append(seconds)
+            losses.append(max(seconds - plain * gained * drafting / load.requests, 0.02 * plain))
+        # As deep as costs little more than the cheapest: every position that is judged tells something.
+        deepest = max(k for k, loss in enumerate(losses) if loss <= 1.3 * min(losses))
+        return losses[deepest], times[deepest], drafting, 1 + deepest
 
 
 def _differs(before: _Load, requests: int, context: float) -> bool:
