@@ -21,7 +21,7 @@ PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
 MEASURED = 3
 # A neighbour whose cost is not measured is tried when it promises so much of what the choice in use does.
-WORTH_A_TRIAL = 0.9
+WORTH_A_TRIAL = 0.75
 # Verified requests that the record must amount to before drafting is taken up.
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
