@@ -217,3 +217,31 @@ def beside_others(
 
 def is_asynchronous(llm: Any) -> bool:
     return engine_core(llm).async_scheduling
+
+
+def estimated_acceptance(
+    llm: Any, prompts: list[list[int]], sampling: dict[str, Any]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """On V2, with stock's estimator for adaptive verification in place: the candidates' scores [B, K, C] of each draft
+    step and the chances [B, K] that it made of them. (The option itself wants full CUDA graphs.)"""
+    from vllm import SamplingParams, TokensPrompt
+    from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
+
+    speculator = model_runner(llm).speculator
+    drafts = speculator.num_speculative_steps
+    estimator = OnlineAcceptanceEstimator(speculator.max_num_reqs, drafts, speculator.device)
+    predict, noted = estimator.predict, []
+
+    def noting(scores: torch.Tensor, slots: Any, step: Any, chances: torch.Tensor, *rest: Any) -> None:
+        predict(scores, slots, step, chances, *rest)
+        requests = scores.shape[0] // drafts
+        noted.append((scores.view(requests, drafts, -1).clone(), chances[:requests].clone()))
+
+    estimator.predict = noting
+    speculator.acceptance_estimator = estimator
+    try:
+        texts = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+        llm.generate(texts, SamplingParams(**sampling), use_tqdm=False)
+    finally:
+        speculator.acceptance_estimator = None
+    return noted

@@ -166,6 +166,17 @@ def test_pipeline_parallelism_on_v2_without_asynchronous_scheduling_is_refused_w
             configured(pair, speculative, pipeline_parallel_size=2, async_scheduling=asked)
 
 
+def test_adaptive_verification_without_cuda_graphs_is_refused_by_stock(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+    pair = make(DrafterShape(architecture="dflash2"))
+    speculative = {"method": "dflash", "model": str(pair.drafter), "enable_adaptive_verification": True}
+    with pytest.raises(ValueError, match="Adaptive verification requires full CUDA graphs"):
+        configured(pair, speculative)
+
+
 def test_xformers_stands_in_the_place_of_a_custom_backend(make: Make) -> None:
     pair = make(DrafterShape(architecture="dflash2"))
     speculative = {"method": "dflash", "model": str(pair.drafter), "attention_backend": "xformers"}

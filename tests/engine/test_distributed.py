@@ -6,13 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from safetensors.torch import load_file, save_file
 
 from examples.demo.server import Server
 from tests.engine import ranks
 from tests.engine.prompts import tiny_prompts
 from tests.reference.target import ReferenceTarget
-from tests.support.engine import EngineError, of_runner
+from tests.support.engine import of_runner
 
 pytestmark = pytest.mark.engine
 
@@ -105,8 +104,8 @@ def labels_of(text: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
-def test_pipeline_parallel(processes, plugin, trained, tmp_path, architecture):
-    """PP=2 on V2: the last stage drafts, with embeddings of its own; the first gets drafts and verdicts from it.
+def test_pipeline_parallel(processes, plugin, trained, architecture):
+    """PP=2 on V2: the last stage drafts, from taps of both; the first gets drafts and verdicts from it.
 
     Scheduling is asynchronous, as on a GPU.
     """
@@ -114,30 +113,12 @@ def test_pipeline_parallel(processes, plugin, trained, tmp_path, architecture):
     engine = several(processes, plugin, "v2", V2_ON_CPU_ASYNCHRONOUS="1")
     prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
     sampled = GREEDY | {"temperature": 1.0, "seed": 5}
-    stages = {"pipeline_parallel_size": 2, "speculative": {"num_speculative_tokens": 3}}
-    engine.start(pair.target, with_embeddings(pair, tmp_path / "drafter"), **stages)
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 3}, pipeline_parallel_size=2)
     outputs = engine.generate(prompts, [GREEDY, GREEDY, GREEDY, GREEDY, GREEDY, sampled])
     target = ReferenceTarget(pair.target)
     for prompt, output in zip(prompts[:5], outputs, strict=False):
         assert output.token_ids == target.greedy(prompt, GREEDY["max_tokens"])
+    assert len(outputs[5].token_ids) == GREEDY["max_tokens"]
     counters = engine.counters()
-    assert counters["spec_decode_num_accepted_tokens"] > 0.1 * counters["spec_decode_num_draft_tokens"]
-
-
-@pytest.mark.slow
-def test_a_pipeline_whose_last_stage_has_no_embeddings_is_refused(processes, plugin, trained):
-    pair = trained("dflash2")
-    engine = several(processes, plugin, "v2", V2_ON_CPU_ASYNCHRONOUS="1")
-    with pytest.raises(EngineError):
-        engine.start(pair.target, pair.drafter, pipeline_parallel_size=2)
-    assert "this pipeline stage (the last) does not hold them" in engine.printed()
-
-
-def with_embeddings(pair, directory):
-    """The pair's drafter, with a copy of the target's embeddings as its own."""
-    directory.mkdir()
-    weights = load_file(pair.drafter / "model.safetensors")
-    weights["embed_tokens.weight"] = load_file(pair.target / "model.safetensors")["model.embed_tokens.weight"]
-    save_file(weights, directory / "model.safetensors")
-    (directory / "config.json").write_text((pair.drafter / "config.json").read_text())
-    return directory
+    # The drafts are as good as on one rank: had the taps been mixed up, hardly one would be right.
+    assert counters["spec_decode_num_accepted_tokens"] > 0.2 * counters["spec_decode_num_draft_tokens"]

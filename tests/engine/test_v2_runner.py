@@ -143,6 +143,22 @@ def test_synthetic_acceptance_is_what_was_asked_for(v2, trained):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_adaptive_verification_is_told_how_likely_each_draft_is(v2, trained, temperature):
+    """Stock's estimator gets the candidates' scores: from them a chance by its first coefficients, a draft."""
+    pair = trained("dflash2")
+    v2.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 3})
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=30)[:3]
+    sampling = {"temperature": temperature, "max_tokens": 8, "ignore_eos": True, "seed": 5}
+    steps = v2.probe(probes.estimated_acceptance, prompts, sampling)
+    assert len(steps) >= 3
+    for scores, chances in steps:
+        odds = torch.logit(scores.softmax(-1).amax(-1)).clamp(-40, 40)
+        torch.testing.assert_close(chances, torch.sigmoid(0.5 * odds - 0.2), atol=2e-3, rtol=0)
+    assert max(float(chances.max()) for _, chances in steps) > 0.5
+
+
+@pytest.mark.slow
 @BOTH
 def test_asynchronous_scheduling(processes, plugin, trained, architecture):
     """As on a GPU, where the next step is planned before this one's drafts are known. Grammar and own numbers too."""
