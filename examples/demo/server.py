@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
-import httpx
-
-from vllm_dflash.bench.child import cause, die_with_parent, end_group, last_lines
+from vllm_dflash.bench.child import NotHealthy, cause, end_group, last_lines, start, wait_until_healthy
 
 HEALTHY_WITHIN = 600.0  # seconds; a first start on a GPU compiles
 
@@ -51,21 +47,13 @@ class Server:
             self.environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
     def __enter__(self) -> Server:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                self.command,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends the server
-                preexec_fn=die_with_parent,
-            )
+        self.process = start(self.command, self.environment, self.log)
         try:
             self.wait_until_healthy()
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            if isinstance(error, NotHealthy):
+                raise ServerFailed(self.last_words(str(error))) from None
             raise
         return self
 
@@ -75,31 +63,22 @@ class Server:
         self.stop()
 
     def wait_until_healthy(self) -> None:
-        """Ask /health twice a second, showing the seconds and the log's last line; raises ServerFailed."""
-        began = time.monotonic()
+        """Wait, showing the seconds and the log's last line."""
         shown = 0.0
         terminal = sys.stdout.isatty()
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
-            while True:
-                seconds = time.monotonic() - began
-                if self.process.poll() is not None:
-                    raise ServerFailed(self.last_words(f"exited with code {self.process.returncode}"))
-                if seconds > HEALTHY_WITHIN:
-                    raise ServerFailed(self.last_words(f"was not healthy after {HEALTHY_WITHIN:.0f} s"))
-                try:
-                    if client.get(f"{self.url}/health").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass  # nothing listens yet
-                if terminal:
-                    last = self.tail(1)[:70]
-                    print(f"\r\x1b[K  {self.name}: starting, {seconds:3.0f} s  {last}", end="", flush=True)
-                elif seconds - shown >= 10:
-                    shown = seconds
-                    print(f"  {self.name}: starting, {seconds:.0f} s", flush=True)
-                time.sleep(0.5)
+
+        def show(seconds: float) -> None:
+            nonlocal shown
+            if terminal:
+                last = self.tail(1)[:70]
+                print(f"\r\x1b[K  {self.name}: starting, {seconds:3.0f} s  {last}", end="", flush=True)
+            elif seconds - shown >= 10:
+                shown = seconds
+                print(f"  {self.name}: starting, {seconds:.0f} s", flush=True)
+
+        seconds = wait_until_healthy(self.process, self.url, HEALTHY_WITHIN, show)
         clear = "\r\x1b[K" if terminal else ""
-        print(f"{clear}  {self.name}: healthy after {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{clear}  {self.name}: healthy after {seconds:.0f} s", flush=True)
 
     def tail(self, lines: int) -> str:
         """The last lines of the server's log that are not blank."""

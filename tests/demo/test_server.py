@@ -64,7 +64,9 @@ def test_a_server_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> N
         pass
     message = str(failure.value)
     assert "no-model" in message
-    assert f"The server (a test) exited with code 1. All that it said is in {tmp_path / 'server.log'}." in message
+    last = message.splitlines()[-1]
+    assert last.startswith("The server (a test) ended with code 1 (") and "no-model" in last
+    assert last.endswith(f"). All that it said is in {tmp_path / 'server.log'}.")
     assert not running_group(server.process.pid)
 
 

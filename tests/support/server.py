@@ -7,10 +7,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from vllm_dflash.bench.child import end_group
+from vllm_dflash.bench.child import NotHealthy, end_group, start, wait_until_healthy
 
 HEALTHY_WITHIN = 600.0
 STOPS_WITHIN = 60.0
@@ -65,33 +63,17 @@ class Server:
         self.log = tempfile.NamedTemporaryFile(prefix="serve-", suffix=".log")
 
     def __enter__(self) -> Server:
-        self.process = subprocess.Popen(
-            self.command,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self.process = start(self.command, self.environment, Path(self.log.name))
         self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=600.0)
         try:
-            self._wait_until_healthy()
-        except BaseException:
+            wait_until_healthy(self.process, self.url, HEALTHY_WITHIN)
+        except BaseException as error:
+            printed = self.printed(80)
             self.__exit__()
+            if isinstance(error, NotHealthy):
+                raise RuntimeError(f"the server {error}\n{printed}") from None
             raise
         return self
-
-    def _wait_until_healthy(self) -> None:
-        until = time.monotonic() + HEALTHY_WITHIN
-        while True:
-            if self.process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the server did not come up (code {self.process.returncode})\n{self.printed(80)}")
-            try:
-                if self.client.get("/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.3)
 
     def __exit__(self, *error: object) -> None:
         self.client.close()

@@ -8,7 +8,11 @@ import os
 import re
 import signal
 import subprocess
+import time
+import urllib.error
+import urllib.request
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 STOPS_WITHIN = 20.0  # seconds from a request to stop to the signal that cannot be refused
@@ -22,6 +26,54 @@ def die_with_parent() -> None:
     """In the child, before exec: end when the parent ends, killed or not. SIGINT may be inherited as ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """The command in a session of its own, so that Ctrl-C reaches its parent alone, which then ends it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as text:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=text,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def get(url: str, timeout: float = 10.0) -> str:
+    """The text at `url`, proxies of the environment left aside."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=timeout) as answer:
+        return answer.read().decode()
+
+
+class NotHealthy(Exception):
+    """What a server did instead, such as "ended with code 1"."""
+
+
+def wait_until_healthy(
+    process: subprocess.Popen[bytes],
+    url: str,
+    within: float,
+    waiting: Callable[[float], None] = lambda seconds: None,
+) -> float:
+    """Ask `url`/health twice a second, telling `waiting` the seconds so far; returns them. Raises NotHealthy."""
+    began = time.monotonic()
+    while True:
+        seconds = time.monotonic() - began
+        if process.poll() is not None:
+            raise NotHealthy(f"ended with code {process.returncode}")
+        if seconds > within:
+            raise NotHealthy(f"was not healthy after {within:.0f} s")
+        try:
+            get(f"{url}/health", 5.0)
+            return seconds
+        except (urllib.error.URLError, OSError):
+            waiting(seconds)
+            time.sleep(0.5)
 
 
 def end_group(

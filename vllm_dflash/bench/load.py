@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_dflash.bench.child import get
 from vllm_dflash.bench.memory import PeakMemory
 from vllm_dflash.bench.plan_of_run import Cell
-from vllm_dflash.bench.server import BenchError, Server, get, vllm_command
+from vllm_dflash.bench.server import BenchError, Server, vllm_command
 from vllm_dflash.plan.inputs import STAGES, totals
 
 QUANTILES = (50, 95, 99)

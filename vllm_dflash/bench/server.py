@@ -8,13 +8,10 @@ import re
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_dflash.bench.child import cause, die_with_parent, end_group, last_lines
+from vllm_dflash.bench.child import NotHealthy, cause, end_group, last_lines, start, wait_until_healthy
 
 LAST_LINES = 15
 
@@ -62,13 +59,6 @@ def choose_port(port: int | None) -> int:
         return int(probe.getsockname()[1])
 
 
-def get(url: str, timeout: float = 10.0) -> str:
-    """The text at `url`, proxies of the environment left aside."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=timeout) as answer:
-        return answer.read().decode()
-
-
 class Server:
     """`with Server(...) as server:` is a healthy server at `server.url`, gone afterwards."""
 
@@ -92,40 +82,18 @@ class Server:
         self.environment = dict(os.environ) | {"VLLM_PLUGINS": "" if stock else "dflash"}
 
     def __enter__(self) -> Server:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                self.command,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the run alone, which then ends the server
-                preexec_fn=die_with_parent,
-            )
+        self.process = start(self.command, self.environment, self.log)
         try:
-            self._wait_until_healthy()
-        except BaseException:
+            wait_until_healthy(self.process, self.url, self.healthy_within, self.waiting)
+        except BaseException as error:
             self.stop()
+            if isinstance(error, NotHealthy):
+                raise BenchError(self.last_words(str(error))) from None
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _wait_until_healthy(self) -> None:
-        began = time.monotonic()
-        while True:
-            seconds = time.monotonic() - began
-            self.require_alive()
-            if seconds > self.healthy_within:
-                raise BenchError(self.last_words(f"was not healthy after {self.healthy_within:.0f} s"))
-            try:
-                get(f"{self.url}/health", 5.0)
-                return
-            except (urllib.error.URLError, OSError):
-                self.waiting(seconds)
-                time.sleep(0.5)
 
     def require_alive(self) -> None:
         """Raises BenchError with the log's last lines if the process has ended."""
