@@ -19,6 +19,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_dflash.drafter.model import DFlashDrafter
 from vllm_dflash.engine.limits import state_slots_warning
+from vllm_dflash.engine.load_memory import enough_memory
 from vllm_dflash.engine.requests import RequestTable
 from vllm_dflash.engine.seeds import request_seeds
 from vllm_dflash.engine.v1.attention import DraftAttentionGroups
@@ -53,7 +54,9 @@ class Proposer(DFlashProposer):
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def load_model(self, target_model: nn.Module) -> None:
-        super().load_model(target_model)
+        source = self.speculative_config.draft_model_config
+        with enough_memory(source.model, source.revision):
+            super().load_model(target_model)
         config = self.model.draft_config
         probabilistic = self._enable_probabilistic_draft_probs
         without_selector = CANDIDATES_WITHOUT_SELECTOR if probabilistic else 1

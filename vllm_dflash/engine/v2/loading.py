@@ -15,6 +15,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.v1.worker.gpu.spec_decode.utils import get_pp_safe_draft_load_config
 
 from vllm_dflash.drafter.model import DFlashDrafter
+from vllm_dflash.engine.load_memory import enough_memory
 
 
 def load_drafter(target: nn.Module, vllm_config: VllmConfig, non_causal: bool) -> DFlashDrafter:
@@ -28,10 +29,9 @@ def load_drafter(target: nn.Module, vllm_config: VllmConfig, non_causal: bool) -
     }
     if speculative.kv_cache_dtype is not None:
         changes["cache_config"] = replace(vllm_config.cache_config, cache_dtype=speculative.kv_cache_dtype)
-    with set_model_tag("dflash_head"):
-        drafter = get_model(
-            vllm_config=replace(vllm_config, **changes), model_config=speculative.draft_model_config
-        )
+    source = speculative.draft_model_config
+    with set_model_tag("dflash_head"), enough_memory(source.model, source.revision):
+        drafter = get_model(vllm_config=replace(vllm_config, **changes), model_config=source)
     assert isinstance(drafter, DFlashDrafter)
     language: Any = target
     if hasattr(target, "get_language_model"):
