@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter that raises, or computes NaN, in a running engine: plain decoding, and the engine lives."""
+"""A drafter that raises, or computes NaN, in a running engine: plain decoding, and the engine lives.
+
+What no token can be had without, the target's forward and the verification, ends the engine with its own words.
+"""
+
+import time
 
 import pytest
 import torch
 
 from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
+from tests.support.engine import EngineError
 
 pytestmark = pytest.mark.engine
 
@@ -34,6 +40,19 @@ def raise_in(llm, method: str, first: int, count: int) -> None:
         return stock(*arguments, **options)
 
     setattr(model, method, raising)
+
+
+def raise_without(llm, stage: str) -> None:
+    """From now on the target's forward, which the taps come from, or the verification raises."""
+    from tests.support.engine_process import model_runner
+
+    def raising(*arguments, **options):
+        raise RuntimeError(f"the {stage} was told to fail")
+
+    if stage == "target":
+        model_runner(llm).model.forward = raising
+    else:
+        drafter(llm).worker.verify = raising
 
 
 def restore_methods(llm) -> None:
@@ -105,6 +124,19 @@ def test_an_exception_is_a_plain_step_and_drafting_goes_on(case, stage):
     engine.probe(restore_methods)
     outputs = engine.generate(prompts, GREEDY)
     assert check_drafts(pair, outputs, engine.traces(), K) >= len(prompts)
+
+
+@pytest.mark.parametrize("stage", ["target", "verification"])
+def test_without_target_or_verification_the_engine_ends_as_stock_s_does(case, stage):
+    start, _, prompts, plain = case
+    engine = start()
+    engine.probe(raise_without, stage)
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=f"the {stage} was told to fail"):
+        engine.generate(prompts, GREEDY)
+    assert time.monotonic() - began < 60
+    engine = start()
+    assert [output.token_ids for output in engine.generate(prompts, GREEDY)] == plain
 
 
 def test_context_that_was_not_written_is_not_attended(case):

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from tests.engine.prompts import tiny_prompts
+from tests.engine.test_faults import raise_in, restore_methods
 from tests.metrics.expected import PREFIX, Counts, Difference, check_drafts
 from tests.metrics.scrape import Scrape
 from vllm_dflash.spec_decode.timing import STAGES
@@ -81,6 +82,32 @@ def test_counts_are_those_of_the_scheduler(engine, trained, runner) -> None:
         assert labels["runner"] == runner and labels["architecture"] == "DFlash2DraftModel"
         assert after.sum(f"{PREFIX}draft_kv_bytes") > 0 and after.sum(f"{PREFIX}draft_weights_bytes") > 0
         before = after
+
+
+def test_faults_are_counted_and_so_is_the_switch_off(engine, trained) -> None:
+    pair = trained("dflash2")
+    engine = engine("v1")
+    fixed = {"dflash": {"block_length": 7}}
+    options = {"additional_config": fixed, "enable_prefix_caching": False}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **options)
+    engine.traces()
+    prompts = [prompt[-40:] for prompt in tiny_prompts(pair.target_shape.vocab_size)[:4]]
+    greedy = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    for first, count, faults, enabled in (
+        (2, 2, {"exception": 2.0}, 1),
+        (1, 10**6, {"exception": 3.0, "disabled": 1.0}, 0),
+    ):
+        before = scrape(engine)
+        engine.probe(raise_in, "forward", first, count)
+        engine.generate(prompts, greedy)
+        after = scrape(engine)
+        engine.probe(restore_methods)
+        counted = Difference(before, after)
+        assert counted.by(f"{PREFIX}faults_total", "kind") == faults
+        assert counted.by(f"{PREFIX}skipped_drafts_total", "reason")["fault"] >= 4 * faults["exception"]
+        steps = Counter((s.scheduled, s.accepted) for trace in engine.traces().values() for s in trace.verified)
+        check_drafts(counted, Counts(steps))
+        assert after.sum(f"{PREFIX}speculation_enabled") == enabled
 
 
 def test_an_engine_of_another_kind_has_no_metric_of_it(engine, trained) -> None:
