@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller, fed by hand."""
 
+import math
+
 import pytest
 
 from vllm_dflash.bench.simulator.simulate import Load, Simulator
@@ -94,3 +96,17 @@ def test_accepted_drafts_pay_for_probes():
     """A probe takes four steps' time and every draft of it is accepted: what was put by does not shrink much."""
     simulation = simulator(CycleCost(ForwardCost({1: 20e-3}), ForwardCost({8: 90e-3}), block=8))
     assert simulation.run(Load(1, 500, 8.0), 200, 100).mean_drafts > 6
+
+
+@pytest.mark.parametrize("slower", [2.0, 0.6])
+def test_a_machine_of_another_pace_changes_no_choice(slower):
+    """Plain decoding was measured at the old pace, and is not taken for faster, or slower, than drafts are now."""
+    simulation = simulator(CHEAP)
+    simulation.run(Load(4, 500, 2.5), 0, 300)
+    simulation.pace = math.log(slower)
+    outcome = simulation.run(Load(4, 500, 2.5), 0, 200)
+    assert outcome.ratio > 0.97, outcome
+    simulation = simulator(DEAR)
+    simulation.run(Load(8, 500, 2.0), 0, 300)
+    simulation.pace = math.log(slower)
+    assert simulation.run(Load(8, 500, 2.0), 0, 200).ratio > 0.97

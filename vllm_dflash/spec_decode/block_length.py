@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,15 @@ RESERVE = 6.0
 PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
 MEASURED = 3
+# Samples from which on a cost tells about the machine's pace; the share of a deviation by which the pace moves, and the
+# deviation (log) by which it moves as a whole.
+KNOWN, PACE_SHARE, PACE_JUMP = 8, 0.1, 0.15
+# Share of all time that may be lost to plain steps that measure anew what drafting has to beat.
+PLAIN_SHARE = 0.004
 # A neighbour whose cost is not measured is tried when it promises so much of what the choice in use does.
 WORTH_A_TRIAL = 0.75
+# Steps after which a neighbour's cost is measured again, and what it must promise for that.
+TOUR, WORTH_ANOTHER = 100, 0.93
 # Verified requests that the record must amount to before drafting is taken up.
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
@@ -72,33 +80,53 @@ class BlockLength:
         self.step_cost = MeasuredCost()
         self.draft_cost = MeasuredCost()
         self.lengths = (0,) * len(LEVELS)
+        self._toured = [0, 0]
         self._trial: tuple[int, ...] | None = None
         self._load: _Load | None = None
         self._levels: dict[str, int] = {}
         self._bank = self._reserve = self._dearest = 0.0
+        self._pace = 0.0
+        self._ratios: tuple[float, ...] = ()
         self._turn = 0
         self._step = 0
         self._decided = -SELDOM
         self._lively = 0
         self._probed = 0
-        self._plain = 0
+        self._plain = self._refreshed = 0
+        self._patience = 250.0
 
     def observe(self, step: Step) -> None:
         """Times of a step all of whose rows were decoded ones."""
         if self.fixed is not None or step.requests == 0:
             return
+        pace = self._follow(step)
+        seconds = step.seconds / pace
         if step.drafting:
             context = step.context * step.drafting / step.requests
-            self.draft_cost.observe(step.draft_seconds, step.draft_rows, step.drafting, context)
-        self.step_cost.observe(max(step.seconds - step.draft_seconds, 0.0), step.rows, step.requests, step.context)
-        plain = self._plain_seconds() or step.seconds
-        share = PROBE_SHARE * min(step.seconds, 2 * plain)
+            self.draft_cost.observe(step.draft_seconds / pace, step.draft_rows, step.drafting, context)
+        rest = max(seconds - step.draft_seconds / pace, 0.0)
+        self.step_cost.observe(rest, step.rows, step.requests, step.context)
+        plain = self._plain_seconds() or seconds
+        share = PROBE_SHARE * min(seconds, 2 * plain)
         self._reserve = min(self._reserve + share, RESERVE * plain)
         # What was put by while nothing was worth trying is not for spending at once.
         if not any(self.lengths) and self._bank < max(self._dearest, 2 * plain):
             self._bank += share
         if step.rows == step.requests:
             self._plain = self._step
+
+    def _follow(self, step: Step) -> float:
+        """How much slower the machine is than the records say, by the loads whose cost is known: it shares its time
+        and its clock with others, and a length is not to look good for having been measured in a better hour."""
+        known = self.step_cost.samples(step.rows, step.requests, step.context) >= KNOWN
+        expected = self.step_cost.seconds(step.rows, step.requests, step.context) if known else 0.0
+        seconds = step.seconds - step.draft_seconds
+        if expected > 0 and seconds > 0:
+            self._ratios = (*self._ratios[-2:], math.log(seconds / expected))
+            off = sorted(self._ratios)[(len(self._ratios) - 1) // 2] - self._pace
+            # Three steps in a row that are off by so much are no noise.
+            self._pace += off if abs(off) > PACE_JUMP and len(self._ratios) == 3 else PACE_SHARE * off
+        return math.exp(self._pace)
 
     def verified(self, request_ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """What became of a step's drafts, a request."""
@@ -140,11 +168,16 @@ class BlockLength:
                 return [0] * count
             self._decide(load)
             self._trial = self._neighbour(load)
+            gain = 1 - self._value(load, (0,) * len(LEVELS)) / max(self._value(load, self.lengths), 1e-9)
+            self._patience = min(max(gain / PLAIN_SHARE, 25.0), 250.0)
         load = self._load
         if not any(self.lengths):
             probe = self._probe(load, count)
             if probe is not None:
                 return probe
+            return [0] * count
+        if self._step - max(self._plain, self._refreshed) > self._patience:
+            self._refreshed = self._step
             return [0] * count
         lengths = self._trial or self.lengths
         return [lengths[self._levels.get(request_id, AVERAGE)] for request_id in request_ids]
@@ -161,10 +194,8 @@ class BlockLength:
         return 0.0 if load is None else self.step_cost.seconds(load.requests, load.requests, load.context)
 
     def _needs_plain(self, load: _Load) -> bool:
-        """Whether plain decoding of this load is not measured yet, or long ago."""
-        if self.step_cost.samples(load.requests, load.requests, load.context) < MEASURED:
-            return True
-        return self._step - self._plain > 1500
+        """Whether plain decoding of this load is not measured yet."""
+        return self.step_cost.samples(load.requests, load.requests, load.context) < MEASURED
 
     def _decide(self, load: _Load) -> None:
         self._decided = self._step
@@ -182,16 +213,19 @@ class BlockLength:
             self._lively = self._step + 40
 
     def _neighbour(self, load: _Load) -> tuple[int, ...] | None:
-        """One draft more or less than now, where its cost is not measured and it may well be better."""
+        """One draft more or less than now, where its cost is not measured, or not lately, and it may well be better."""
         if not any(self.lengths):
             return None
+        now = self._value(load, self.lengths)
         for step in (-1, 1):
             lengths = tuple(min(max(length + step, 1), self.most) if length else 0 for length in self.lengths)
             rows = load.requests + sum(m * n for m, n in zip(load.members, lengths, strict=True))
-            if (
-                self.step_cost.samples(rows, load.requests, load.context) < MEASURED
-                and self._value(load, lengths) > WORTH_A_TRIAL * self._value(load, self.lengths)
-            ):
+            measured = self.step_cost.samples(rows, load.requests, load.context) >= MEASURED
+            if lengths == self.lengths or (measured and self._step - self._toured[step > 0] < TOUR):
+                continue
+            if self._value(load, lengths) > (WORTH_ANOTHER if measured else WORTH_A_TRIAL) * now:
+                self._toured[step > 0] = self._step
+                self._lively = max(self._lively, self._step + SOON)
                 return lengths
         return None
 

@@ -7,8 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# New samples count for at least this share of a cell's mean, so that it follows a machine whose speed changes.
-SMOOTHING = 0.12
+# New samples count for at least this share of a cell's mean. What all loads share, the machine's pace, is followed
+# elsewhere and taken out before: means that ran after it would be worth nothing beside those of loads not run since.
+SMOOTHING = 0.03
+# A median that is off by more than this counts for half: it is no noise.
+JUMP = 0.08
 # A mean is of medians of so many: two of them in a row may be outliers.
 MEDIAN_OF = 5
 # Samples after which the fit to all cells is renewed.
@@ -34,7 +37,7 @@ class _Cell:
         # Of two the smaller: the first run of a shape may carry its warm-up.
         middle = sorted(self.recent)[(len(self.recent) - 1) // 2]
         share = 1.0 if self.samples <= MEDIAN_OF else max(SMOOTHING, 1.0 / (self.samples - MEDIAN_OF + 1))
-        if abs(middle - self.seconds) > 0.3 * self.seconds:
+        if abs(middle - self.seconds) > JUMP * self.seconds:
             share = max(share, 0.5)
         self.seconds += share * (middle - self.seconds)
         share = max(SMOOTHING, 1.0 / self.samples)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,16 +47,25 @@ class Outcome:
 class Simulator:
     """Runs a controller over loads, one after the other. noise: the standard deviation of a step's time, relative.
 
-    outliers: the share of steps that take five times as long.
+    outliers: the share of steps that take five times as long. drift: how far the machine's pace wanders within some
+    hundred steps, a standard deviation, relative.
     """
 
     def __init__(
-        self, cost: CycleCost, most: int, seed: int = 0, noise: float = 0.03, outliers: float = 0.005
+        self,
+        cost: CycleCost,
+        most: int,
+        seed: int = 0,
+        noise: float = 0.03,
+        outliers: float = 0.005,
+        drift: float = 0.0,
     ) -> None:
         self.cost = cost
         self.most = most
         self.noise = noise
         self.outliers = outliers
+        self.drift = drift
+        self.pace = 0.0
         self.draw = random.Random(seed)
         self.controller = BlockLength(most, cost.block)
         self._drafts: list[int] = []
@@ -100,6 +110,8 @@ class Simulator:
         if sum(drafts):
             busy = load.requests if all(drafts) else sum(1 for count in drafts if count)
             seconds += self.cost.speculation + self.cost.speculation_row * (busy + sum(drafts))
+        if self.drift:
+            self.pace += -self.pace / 150 + self.draw.gauss(0.0, self.drift * math.sqrt(2 / 150))
         self.controller.observe(
             Step(
                 self._noisy(seconds + draft),
@@ -120,6 +132,7 @@ class Simulator:
         return count
 
     def _noisy(self, seconds: float) -> float:
+        seconds *= math.exp(self.pace)
         if self.draw.random() < self.outliers:
             return 5 * seconds
         return seconds * max(self.draw.gauss(1.0, self.noise), 0.5)
