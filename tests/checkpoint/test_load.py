@@ -140,7 +140,8 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     assert refusal(lambda: load_draft(str(tmp_path))) == f"{tmp_path / 'config.json'} does not exist."
     (tmp_path / "config.json").write_text("{")
     assert refusal(lambda: load_draft(str(tmp_path))).startswith(f"{tmp_path / 'config.json'} is not valid JSON: ")
-    assert refusal(lambda: load_draft("a" * 5000)).endswith("File name too long: '" + "a" * 5000 + "'.")
+    too_long = refusal(lambda: load_draft("a" * 5000))
+    assert "File name too long: 'aaa" in too_long and too_long.endswith("aaa'.") and len(too_long) < 900
     assert "is no usable path: it has a null byte." in refusal(lambda: load_draft("a\0b"))
 
 

@@ -327,6 +327,13 @@ def test_refusal(raw: Any, message: str) -> None:
     assert caught.value.finding.severity == "error"
 
 
+def test_what_a_checkpoint_says_is_not_repeated_at_length() -> None:
+    with pytest.raises(CheckpointError, match="hidden_act is 'silu999") as caught:
+        parse_config(zlab() | {"hidden_act": "silu" + 5000 * "9"})
+    assert len(str(caught.value)) < 200
+    assert len(str(CheckpointError("bad_config", 5000 * "9"))) < 900
+
+
 def test_draft_config_is_frozen_and_closed() -> None:
     config = parse_config(zlab())
     with pytest.raises(ValueError, match="frozen"):

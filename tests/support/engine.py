@@ -5,6 +5,7 @@ A process costs about eight seconds of imports, an engine in it two to four more
 `EngineProcess` serves one configuration after the other, and tells which runner and whether the plug-in serves.
 """
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.engine_process import Output, Trace
-from vllm_dflash.checkpoint import load_draft
+from vllm_dflash.checkpoint import CheckpointError, load_draft
 
 REPOSITORY = Path(__file__).parents[2]
 Runner = Literal["v1", "v2"]
@@ -83,8 +84,10 @@ class EngineProcess:
         arguments = DEFAULTS | arguments | {"model": str(target)}
         options = arguments.get("additional_config", {}).get("dflash", {})
         if drafter is not None and "block_length" not in options:
-            drafts = speculative.get("num_speculative_tokens") or load_draft(str(drafter)).config.num_draft_tokens
-            arguments["additional_config"] = {"dflash": {"block_length": drafts} | options}
+            # A drafter that cannot be read is for the engine to refuse.
+            with contextlib.suppress(CheckpointError):
+                drafts = speculative.get("num_speculative_tokens") or load_draft(str(drafter)).config.num_draft_tokens
+                arguments["additional_config"] = {"dflash": {"block_length": drafts} | options}
         if drafter is not None:
             arguments["speculative_config"] = {"method": "dflash", "model": str(drafter)} | speculative
         elif speculative:

@@ -38,7 +38,7 @@ def resolve_layer_types(keys: DraftKeys, num_layers: int) -> tuple[str, ...] | N
     unknown = sorted(set(types) - {SLIDING, FULL})
     if unknown:
         raise CheckpointError(
-            "bad_config", f"layer_types has {unknown[0]!r}; a DFlash draft has {FULL!r} and {SLIDING!r} only."
+            "bad_config", f"layer_types has {shown(unknown[0])}; a DFlash draft has {FULL!r} and {SLIDING!r} only."
         )
     return tuple(types)
 

@@ -105,7 +105,7 @@ class DraftConfig(BaseModel):
         if self.head_dim % 2:
             return f"head_dim is {self.head_dim}; rotary positions need an even head size."
         if self.hidden_act != "silu":
-            return f"hidden_act is {self.hidden_act!r}; a DFlash draft's MLP is SwiGLU, so it must be 'silu'."
+            return f"hidden_act is {shown(self.hidden_act)}; a DFlash draft's MLP is SwiGLU, so it must be 'silu'."
         if len(self.layer_windows) != layers or len(self.layer_causal) != layers:
             return (
                 f"layer_windows has {len(self.layer_windows)} entries and layer_causal "

@@ -26,16 +26,25 @@ class Finding:
         return " ".join(part for part in (self.what, self.why, self.fix) if part)
 
 
+def _cut(sentence: str, most: int) -> str:
+    """Without its middle where it is longer: a checkpoint's own text may stand in it."""
+    return sentence if len(sentence) <= most else f"{sentence[: most // 2]} ... {sentence[-most // 2 :]}"
+
+
 class CheckpointError(ValueError):
     """A draft checkpoint (or a catalogue, or a target's config) that cannot be used; `finding` says why."""
 
+    longest = 800  # characters of a sentence
+
     def __init__(self, code: str, what: str, why: str = "", fix: str = "") -> None:
-        self.finding = Finding(code, "error", what, why, fix)
+        self.finding = Finding(code, "error", _cut(what, self.longest), _cut(why, self.longest), fix)
         super().__init__(str(self.finding))
 
 
 class IncompatibleDraft(CheckpointError):
     """A draft that cannot draft for its target; `findings` holds every error that was found."""
+
+    longest = 100_000
 
     def __init__(self, pair: str, findings: Sequence[Finding]) -> None:
         self.findings = tuple(findings)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.errors import CheckpointError
+from vllm_dflash.checkpoint.keys import shown
 from vllm_dflash.checkpoint.safetensors_header import MASK_EMBEDDING_FILE
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def read_mask_embedding(path: Path, *, hidden_size: int, mask_token_id: int) -> 
             raise _bad(
                 f"is for mask_token_id {str(stated)[:40]!r}, but config.json says {mask_token_id}."
                 if isinstance(stated, str)
-                else f"is for mask_token_id {stated!r}, but config.json says {mask_token_id}.",
+                else f"is for mask_token_id {shown(stated)}, but config.json says {mask_token_id}.",
                 "Take both from the same revision of the checkpoint.",
             )
         state = state.get("embedding")

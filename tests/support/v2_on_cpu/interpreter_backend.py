@@ -28,19 +28,37 @@ def install() -> None:
     accept_integer_masks()
     widen_bfloat16_in_dots()
     _give_libdevice_a_log1p()
+    _after_import("vllm.v1.sample.ops.topk_topp_sampler", _sort_for_top_k_top_p)
     if os.environ.get(ASYNCHRONOUS):
-        _keep_asynchronous_scheduling()
+        _after_import("vllm.platforms.cpu", _keep_asynchronous_scheduling)
 
 
-def _keep_asynchronous_scheduling() -> None:
+def _keep_asynchronous_scheduling(platform) -> None:
     """vLLM's CPU platform switches it off ("not required on CPU"); V2 under pipeline parallelism needs it."""
+    stock = platform.CpuPlatform.check_and_update_config
+
+    def check_and_update_config(vllm_config) -> None:
+        wanted = vllm_config.scheduler_config.async_scheduling
+        stock(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = wanted
+
+    platform.CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
+
+
+def _sort_for_top_k_top_p(sampler) -> None:
+    """Its kernel calls `.to` on a loop's index, which is a plain int here; vLLM's own torch form serves instead."""
+    sampler.HAS_TRITON = False
+
+
+def _after_import(name: str, then) -> None:
+    """`then(module)` once the module is imported."""
     import importlib.abc
     import importlib.util
     import sys
 
     class AfterImport(importlib.abc.MetaPathFinder):
-        def find_spec(self, name, path=None, target=None):
-            if name != "vllm.platforms.cpu":
+        def find_spec(self, found, path=None, target=None):
+            if found != name:
                 return None
             sys.meta_path.remove(self)
             spec = importlib.util.find_spec(name)
@@ -48,14 +66,7 @@ def _keep_asynchronous_scheduling() -> None:
 
             def exec_module(module) -> None:
                 load(module)
-                stock = module.CpuPlatform.check_and_update_config
-
-                def check_and_update_config(vllm_config) -> None:
-                    wanted = vllm_config.scheduler_config.async_scheduling
-                    stock(vllm_config)
-                    vllm_config.scheduler_config.async_scheduling = wanted
-
-                module.CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
+                then(module)
 
             spec.loader.exec_module = exec_module
             return spec
