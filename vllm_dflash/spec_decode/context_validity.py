@@ -20,6 +20,11 @@ class ContextValidity:
         self._unwritten: set[int] = set()
         self._start: dict[str, int] = {}
 
+    @property
+    def has_starts(self) -> bool:
+        """Whether any request's context begins behind its first position."""
+        return bool(self._start)
+
     def start(self, request_id: str) -> int:
         """The first position from which on the request's draft KV is written."""
         return self._start.get(request_id, 0)

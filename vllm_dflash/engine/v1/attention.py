@@ -104,6 +104,10 @@ class DraftAttentionGroups:
         slots = [_slots(t, request_of, positions, g.block_size) for g, t in zip(self.groups, tables, strict=True)]
         if valid is not None:
             slots = [slot.masked_fill(~valid, NO_SLOT) for slot in slots]
+        self.write_slots(features, positions, slots)
+
+    def write_slots(self, features: torch.Tensor, positions: torch.Tensor, slots: list[torch.Tensor]) -> None:
+        """The same at slots that are known, [T] int64 a group."""
         bound = self.layers[0].attn.kv_cache
         if self.writer is None or self.bound is not bound:
             sizes = {index: group.block_size for group in self.groups for index in group.layers}

@@ -66,6 +66,13 @@ class DraftContext:
             blocks = self.runner.requests[request_id].block_ids[self.group]
             self.validity.missed(request_id, blocks, max(most - count, 0), most)
 
+    def missed_spans(self, spans: dict[str, tuple[int, int]]) -> None:
+        """The positions [first, end) of these requests were not written."""
+        for request_id, (first, end) in spans.items():
+            request = self.runner.requests.get(request_id)
+            if request is not None:
+                self.validity.missed(request_id, request.block_ids[self.group], first, end)
+
     def restart(self, request_ids: list[str]) -> None:
         """What these requests have for context so far is not to be attended any more."""
         for request_id in request_ids:
@@ -77,6 +84,8 @@ class DraftContext:
         self, plan: DraftPlan, request_ids: list[str], bounds: Bounds, limit: int, attention: DraftAttentionGroups
     ) -> None:
         """No drafts at or past position `limit`, and none where nothing of the context can be attended."""
+        if not self.validity.has_starts and max((least for least, _ in bounds), default=0) + 1 < limit:
+            return
         for row, (request_id, (least, _)) in enumerate(zip(request_ids, bounds, strict=True)):
             if least + 1 >= limit:
                 plan.cap(row, 0, "range")
@@ -90,11 +99,25 @@ def update_states(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def wrapper(self: Any, scheduler_output: Any) -> Any:
-        result = stock(self, scheduler_output)
         drafter = getattr(self, "drafter", None)
         context = getattr(drafter, "context", None)
-        if drafter is not None and context is not None:
-            drafter.worker.tally.restored_context += context.follow(scheduler_output)
+        if drafter is None or context is None:
+            return stock(self, scheduler_output)
+        if drafter.pending.rows and _members_change(scheduler_output, drafter.pending.members):
+            # Before blocks of those who left have another owner, and those of a common prefix one more.
+            drafter.write_pending()
+        result = stock(self, scheduler_output)
+        drafter.worker.tally.restored_context += context.follow(scheduler_output)
         return result
 
     return wrapper
+
+
+def _members_change(scheduler_output: Any, members: set[str]) -> bool:
+    """Whether others than these requests are in a step, or one of them anew. Preempted ones are not in it."""
+    return bool(
+        scheduler_output.num_scheduled_tokens.keys() != members
+        or scheduler_output.finished_req_ids
+        or scheduler_output.scheduled_new_reqs
+        or scheduler_output.scheduled_cached_reqs.resumed_req_ids
+    )

@@ -37,7 +37,11 @@ class StepLengths:
             return
         ids = request_ids if len(drafting) == count else [request_ids[row] for row in drafting]
         context = self.worker.clock.context_tokens * len(drafting) / count
-        for row, length in zip(drafting, self.planner.plan(ids, context), strict=True):
+        lengths = self.planner.plan(ids, context)
+        if len(drafting) == count and not any(lengths):
+            plan.cap_all(0, "unprofitable")
+            return
+        for row, length in zip(drafting, lengths, strict=True):
             plan.cap(row, length, "unprofitable")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from vllm_dflash.engine.v1.attention import DraftAttentionGroups
 from vllm_dflash.engine.v1.context import Bounds, DraftContext
 from vllm_dflash.engine.v1.lengths import StepLengths
 from vllm_dflash.engine.v1.metrics import V1Metrics
+from vllm_dflash.engine.v1.pending import PendingContext
 from vllm_dflash.engine.worker_metrics import wanted
 from vllm_dflash.spec_decode import Anchors, DraftPlan, FaultGuard, SpecDecodeWorker, VerifyInputs
 
@@ -113,6 +115,13 @@ class Proposer(DFlashProposer):
         self.block_size = self.attention.groups[0].block_size
         self.context = DraftContext(self.runner, *self.attention.longest_group(kv_cache_config))
         max_seqs = self.vllm_config.scheduler_config.max_num_seqs
+        dtype = self.model.model.norm.weight.dtype
+        self.pending = PendingContext(self.model, self.attention, max_seqs, dtype, self.device)
+        # Data-parallel ranks run their forwards in step, so there every rank drafts for all.
+        self.in_step = self.vllm_config.parallel_config.data_parallel_size > 1
+        # An asynchronous scheduler has planned drafts for all, and a KV connector saves blocks as the step ends.
+        self.may_wait = not (self.in_step or self.runner.use_async_scheduling or self.vllm_config.kv_transfer_config)
+        self.planned = False
         warning = state_slots_warning(kv_cache_config, max_seqs, self.speculative_config.num_speculative_tokens)
         if warning:
             logger.warning("%s", warning)
@@ -139,28 +148,32 @@ class Proposer(DFlashProposer):
         """taps [T, F*Ht] of this step's rows and the next anchors [B] -> drafts [B, K]; lists where some lack."""
         cad = common_attn_metadata
         request_ids = self.runner.input_batch.req_ids
-        self.worker.forget(set(request_ids), self.runner.requests)
-        self.requests.forget(self.runner.requests)
-        self.context.validity.forget(self.runner.requests)
+        planned, self.planned = self.planned, False
         positions = target_positions if target_positions.dim() == 1 else target_positions[0]
         tables = self.attention.block_tables(self.runner.input_batch, cad)
 
-        bounds = self.context.bounds(request_ids, cad, num_rejected_tokens_gpu is not None)
-        written = self.faults.enabled
-        if written:
-            try:
-                self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
-            except Exception as error:
-                self.faults.exception("writing its context", error)
-                self.context.missed(request_ids, cad, bounds)
-                written = False
-        self.plan = self._plan(request_ids, num_speculative_tokens, cad.num_actual_tokens, bounds if written else None)
+        if planned:
+            # This step's rows go with those of the steps before it.
+            self._keep([target_hidden_states], positions, request_ids)
+            if not self.write_pending():
+                self.plan.cap_all(0, "fault")
+        else:
+            self._tidy(request_ids)
+            bounds = self.context.bounds(request_ids, cad, num_rejected_tokens_gpu is not None)
+            self.write_pending()
+            written = self.faults.enabled
+            if written:
+                try:
+                    self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
+                except Exception as error:
+                    self.faults.exception("writing its context", error)
+                    self.context.missed(request_ids, cad, bounds)
+                    written = False
+            self._plan(request_ids, num_speculative_tokens, cad.num_actual_tokens, bounds if written else None)
         for reason, count in self.plan.skipped.items():
             self.worker.tally.skip(reason, count)
         rows = self.plan.rows
-        # Data-parallel ranks run their forwards in step, so there every rank drafts for all.
-        in_step = self.vllm_config.parallel_config.data_parallel_size > 1
-        if num_speculative_tokens == 0 or not (rows or in_step):
+        if num_speculative_tokens == 0 or not (rows or self.in_step):
             return self._none(len(request_ids), num_speculative_tokens)
 
         context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
@@ -176,7 +189,7 @@ class Proposer(DFlashProposer):
             self.limit,
             self.plan.lengths,
         )
-        everyone = in_step or len(rows) == len(request_ids)
+        everyone = self.in_step or len(rows) == len(request_ids)
         if not everyone:
             at = torch.tensor(rows).to(self.device, non_blocking=True)
             anchors = anchors.select(rows, at)
@@ -192,6 +205,63 @@ class Proposer(DFlashProposer):
             drafts = drafts.new_full((len(request_ids), self.worker.drafts), -1)
             drafts[at] = block.token_ids
         return self._hand_over(drafts[:, :num_speculative_tokens])
+
+    def goes_without(self, drafts: int, taps: Sequence[torch.Tensor], cad: CommonAttentionMetadata) -> bool:
+        """Whether nobody gets drafts in this step, decided before anything is prepared for them; `drafts` are asked
+        for. The step's rows, taps F of [T, Ht], are kept for later then.
+        """
+        rows = cad.num_actual_tokens
+        request_ids = self.runner.input_batch.req_ids
+        enabled = self.faults.enabled
+        # Rows beside one a request are drafts, of which some were rejected, or belong to a prompt.
+        if not self.may_wait or (enabled and rows != len(request_ids)):
+            return False
+        if not self.pending.has_room(rows):
+            self.write_pending()
+        self._tidy(request_ids)
+        plan = self._plan(request_ids, drafts, rows, self.context.bounds(request_ids, cad, False) if enabled else None)
+        if drafts and plan.rows:
+            self.planned = True
+            return False
+        for reason, count in plan.skipped.items():
+            self.worker.tally.skip(reason, count)
+        if not enabled:
+            return True
+        positions = self.runner._get_positions(rows)
+        self._keep([tap[:rows] for tap in taps], positions if positions.dim() == 1 else positions[0], request_ids)
+        if self.pending.is_due:
+            self.write_pending()
+        return True
+
+    def _keep(self, taps: Sequence[torch.Tensor], positions: torch.Tensor, request_ids: list[str]) -> None:
+        batch = self.runner.input_batch
+        on_host = batch.num_computed_tokens_cpu[: len(request_ids)].tolist()
+        self.pending.keep(taps, positions, batch.block_table, request_ids, on_host)
+
+    def write_pending(self) -> bool:
+        """Writes the context that is kept, if any; False: it could not be, and nobody will attend to it."""
+        pending = self.pending
+        if not pending.rows:
+            return True
+        written = self.faults.enabled
+        if written:
+            try:
+                with self.worker.clock.stage("inject", rows=pending.rows):
+                    pending.write()
+            except Exception as error:
+                self.faults.exception("writing its context", error)
+                self.context.missed_spans(pending.spans())
+                written = False
+        pending.clear()
+        return written
+
+    def _tidy(self, request_ids: list[str]) -> None:
+        """Forgets blocks that were verified, and whatever belongs to requests that have ended."""
+        requests = self.runner.requests
+        if self.worker.block is not None:
+            self.worker.forget(set(request_ids), requests)
+        self.requests.forget(requests)
+        self.context.validity.forget(requests)
 
     def _plan(self, request_ids: list[str], drafts: int, target_rows: int, bounds: Bounds | None) -> DraftPlan:
         """How many drafts each request gets in this step: at most `drafts`, which the engine asks for.
@@ -211,6 +281,7 @@ class Proposer(DFlashProposer):
         else:
             self.context.cap(plan, request_ids, bounds, self.limit, self.attention)
         self.lengths.cap(plan, request_ids, target_rows)
+        self.plan = plan
         return plan
 
     def _non_finite(self, bad: list[str], requests: int) -> None:

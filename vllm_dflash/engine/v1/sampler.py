@@ -47,6 +47,10 @@ class SparseRejectionSampler(RejectionSampler):
         if self.proposer is None or draft_probs is not None or not self.standard:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         if self._untouched(sampling_metadata):
+            if sampling_metadata.all_greedy and self._nothing_to_judge(metadata):
+                with self.proposer.worker.clock.stage("verify", rows=logits.shape[0]):
+                    token_ids = self.sampler.greedy_sample(logits.to(torch.float32))
+                return SamplerOutput(sampled_token_ids=token_ids.to(torch.int32).unsqueeze(1), logprobs_tensors=None)
             inputs = self.proposer.verify_inputs(
                 metadata,
                 logits,
@@ -58,6 +62,11 @@ class SparseRejectionSampler(RejectionSampler):
             output_ids, _ = self.proposer.worker.verify(inputs)
             return SamplerOutput(sampled_token_ids=_with_a_token(output_ids), logprobs_tensors=None)
         return self._forward_processed(metadata, logits, sampling_metadata)
+
+    def _nothing_to_judge(self, metadata: SpecDecodeMetadata) -> bool:
+        """Whether no row of this step holds a draft, and none judges one that was cut; then row b is request b's."""
+        assert self.proposer is not None
+        return not any(metadata.num_draft_tokens) and self.proposer.worker.block is None
 
     def _forward_processed(
         self, metadata: SpecDecodeMetadata, logits: torch.Tensor, sampling_metadata: SamplingMetadata

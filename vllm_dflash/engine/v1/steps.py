@@ -9,6 +9,9 @@ from typing import Any
 
 from vllm_dflash.spec_decode import SpecDecodeWorker
 
+NO_DRAFTS: list[list[int]] = []
+"""What the runner holds for drafts after a step in which nobody gets any."""
+
 
 def worker_of(runner: Any) -> SpecDecodeWorker | None:
     """The worker of a runner that drafts with us, once its drafter is loaded."""
@@ -60,6 +63,8 @@ def sample_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
         decoding = [] if worker is None or state is None else _decoding(self, state.scheduler_output)
         output = stock(self, *args, **kwargs)
         if worker is not None and state is not None:
+            if self._draft_token_ids is NO_DRAFTS:
+                self._draft_token_req_ids = None  # nothing for the scheduler to take
             worker.end_step(decoding)
             if self.vllm_dflash_metrics is not None:
                 self.vllm_dflash_metrics.hand_over(output)
@@ -77,9 +82,11 @@ def _decoding(runner: Any, scheduler_output: Any) -> list[str]:
     drafts = scheduler_output.scheduled_spec_decode_tokens
     scheduled = scheduler_output.num_scheduled_tokens
     count = batch.num_reqs
-    past_prompt = (batch.num_computed_tokens_cpu[:count] >= batch.num_prompt_tokens[:count]).tolist()
+    past_prompt = batch.num_computed_tokens_cpu[:count] >= batch.num_prompt_tokens[:count]
+    if scheduler_output.total_num_scheduled_tokens == count and past_prompt.all():
+        return list(batch.req_ids)
     return [
         request_id
-        for request_id, past in zip(batch.req_ids, past_prompt, strict=True)
+        for request_id, past in zip(batch.req_ids, past_prompt.tolist(), strict=True)
         if past and scheduled[request_id] - len(drafts.get(request_id, ())) == 1
     ]
