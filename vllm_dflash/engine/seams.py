@@ -234,15 +234,6 @@ SEAMS = (
     ),
     Seam(
         RUNNER,
-        "GPUModelRunner.take_draft_token_ids",
-        ("self",),
-        None,
-        "worker",
-        "without request ids it takes nothing to the scheduler, which has dropped the drafts before already",
-        "v1",
-    ),
-    Seam(
-        RUNNER,
         "GPUModelRunner._bookkeeping_sync",
         ("self", "scheduler_output", "sampler_output", "logits", "hidden_states", "num_scheduled_tokens"),
         "v1.generators:bookkeeping_sync",

@@ -9,9 +9,6 @@ from typing import Any
 
 from vllm_dflash.spec_decode import SpecDecodeWorker
 
-NO_DRAFTS: list[list[int]] = []
-"""What the runner holds for drafts after a step in which nobody gets any."""
-
 
 def worker_of(runner: Any) -> SpecDecodeWorker | None:
     """The worker of a runner that drafts with us, once its drafter is loaded."""
@@ -63,8 +60,6 @@ def sample_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
         decoding = [] if worker is None or state is None else _decoding(self, state.scheduler_output)
         output = stock(self, *args, **kwargs)
         if worker is not None and state is not None:
-            if self._draft_token_ids is NO_DRAFTS:
-                self._draft_token_req_ids = None  # nothing for the scheduler to take
             worker.end_step(decoding)
             if self.vllm_dflash_metrics is not None:
                 self.vllm_dflash_metrics.hand_over(output)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.engine.v1.steps import NO_DRAFTS, worker_of
+from vllm_dflash.engine.v1.steps import worker_of
 
 
 def calc_spec_decode_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ def propose_draft_token_ids(stock: Callable[..., Any]) -> Callable[..., Any]:
         if worker_of(self) is not None:
             taps = [hidden_states] if aux_hidden_states is None else aux_hidden_states
             if self.drafter.goes_without(scheduler_output.num_spec_tokens_to_schedule, taps, common_attn_metadata):
-                return NO_DRAFTS
+                return [[] for _ in self.input_batch.req_ids]
         return stock(
             self,
             scheduler_output,
