@@ -98,9 +98,8 @@ def test_others_share_what_was_kept(start, windows):
     engine.traces()
     # It has ended with rows that are kept; its blocks are cached and go to the next one.
     engine.probe(draft_from_now_on, K)
-    before = engine.counters()["prefix_cache_hits"]
     again = engine.generate([prompt + output.token_ids + behind], greedy(20))
-    assert engine.counters()["prefix_cache_hits"] - before >= 4 * BLOCK
+    assert again[0].cached_tokens >= 2 * BLOCK + (0 if windows else 2 * BLOCK), again[0].cached_tokens
     assert check_drafts(pair, again, engine.traces(), K) >= 5
 
 
@@ -111,10 +110,16 @@ def test_another_request_begins_like_one_that_runs(start):
     first, second, kept = engine.probe(join_midway, prompt, [9, 8], 60)
     assert kept > 0
     assert engine.counters()["prefix_cache_hits"] - before >= 3 * BLOCK
-    traces = engine.traces()
+    traces = only_drafted(engine.traces())
     behind = prompt + first[:60] + [9, 8]
     outputs = [Finished("first", prompt, first), Finished("second", behind, second)]
     assert check_drafts(pair, outputs, traces, K) >= 10
+
+
+def only_drafted(traces: dict) -> dict:
+    for trace in traces.values():
+        trace.steps = [step for step in trace.steps if step.drafts]
+    return traces
 
 
 class Finished:
@@ -127,7 +132,7 @@ class Finished:
 def test_blocks_that_change_hands(start):
     """Preempted and ended requests lose their blocks to others while rows of theirs are kept."""
     engine, pair = start(
-        DrafterShape(architecture="dflash2", **WINDOW), num_gpu_blocks_override=40, max_num_batched_tokens=384
+        DrafterShape(architecture="dflash2"), num_gpu_blocks_override=24, max_num_batched_tokens=384
     )
     engine.probe(draft_from_now_on, K, 9)
     prompts = [prompt[-90:] for prompt in tiny_prompts(pair.target_shape.vocab_size)[:12]]
@@ -147,13 +152,8 @@ def test_a_fault_while_it_is_written(start):
     outputs = engine.generate([prompt[:40] for prompt in prompts], greedy(90))
     engine.probe(restore_methods)
     assert engine.probe(state) == ({"exception": 1}, True)
-    traces = engine.traces()
-    drafted = {
-        output.request_id: [step for step in traces[output.request_id].steps if step.drafts] for output in outputs
-    }
-    assert all(drafted.values()), "nobody was drafted for again"
-    for steps in traces.values():
-        steps.steps = [step for step in steps.steps if step.drafts]
+    traces = only_drafted(engine.traces())
+    assert all(traces[output.request_id].steps for output in outputs), "somebody was not drafted for again"
     # What the fault left unwritten, and all before it, is no context; whole blocks are left out.
     missing = {output.request_id: -(-(len(output.prompt_token_ids) + 20) // BLOCK) * BLOCK for output in outputs}
     assert check_drafts(pair, outputs, traces, K, starts=missing) >= len(outputs)
