@@ -94,4 +94,5 @@ class PendingContext:
 
     def clear(self) -> None:
         self.rows = 0
+        self.members = set()
         self.steps.clear()
