@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
-from vllm_dflash.bench.child import NotHealthy, cause, end_group, last_lines, start, wait_until_healthy
+from vllm_dflash.bench.child import NotHealthy, end_group, in_brackets, last_lines, start, wait_until_healthy
 
 HEALTHY_WITHIN = 600.0  # seconds; a first start on a GPU compiles
 
@@ -85,8 +85,7 @@ class Server:
         return last_lines(self.log, lines)
 
     def last_words(self, what: str) -> str:
-        raised = cause(self.log)
-        why = f" ({raised.rstrip('.')})" if raised else ""
+        why = in_brackets(self.log)
         return f"{self.tail(20)}\n\nThe server ({self.name}) {what}{why}. All that it said is in {self.log}."
 
     def stop(self) -> None:

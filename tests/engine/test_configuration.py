@@ -151,12 +151,16 @@ def test_pipeline_parallelism_on_v1_is_refused_with_the_reason(make: Make) -> No
         configured(pair, {"method": "dflash", "model": str(pair.drafter)}, pipeline_parallel_size=2)
 
 
-def test_pipeline_parallelism_on_v2_without_asynchronous_scheduling_is_refused_with_the_reason(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stock's runner fails there in a request's second step: more rows to verify than the scheduler gave it."""
+@pytest.fixture
+def on_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations take vLLM's V2 runner, as on a GPU."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+
+
+@pytest.mark.usefixtures("on_v2")
+def test_pipeline_parallelism_on_v2_without_asynchronous_scheduling_is_refused_with_the_reason(make: Make) -> None:
+    """Stock's runner fails there in a request's second step: more rows to verify than the scheduler gave it."""
     pair = make(DrafterShape(architecture="dflash2"))
     speculative = {"method": "dflash", "model": str(pair.drafter)}
     refused = r"V2 does not yet support: DFlash under pipeline parallelism without asynchronous scheduling \(the"
@@ -166,11 +170,8 @@ def test_pipeline_parallelism_on_v2_without_asynchronous_scheduling_is_refused_w
             configured(pair, speculative, pipeline_parallel_size=2, async_scheduling=asked)
 
 
-def test_adaptive_verification_without_cuda_graphs_is_refused_by_stock(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+@pytest.mark.usefixtures("on_v2")
+def test_adaptive_verification_without_cuda_graphs_is_refused_by_stock(make: Make) -> None:
     pair = make(DrafterShape(architecture="dflash2"))
     speculative = {"method": "dflash", "model": str(pair.drafter), "enable_adaptive_verification": True}
     with pytest.raises(ValueError, match="Adaptive verification requires full CUDA graphs"):

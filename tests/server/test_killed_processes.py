@@ -20,6 +20,8 @@ ENDS_WITHIN = 60.0  # seconds, on two cores that others use too
 DRAFTS_WITHIN = 300.0  # two ranks that wait for each other need both cores
 REQUESTS = 8
 ENDLESS = {"model": "m", "prompt": [3, 28, 23, 9], "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+# With "auto" the requests may be done before anything is drafted.
+FIXED = {"block_length": 7}
 COUNTERS = ("vllm_dflash:draft_tokens_total", "vllm_dflash:accepted_tokens_total")
 
 
@@ -91,7 +93,7 @@ def check_killed(server: Server, title: str) -> None:
 @pytest.mark.parametrize("title", ["VLLM::Worker", pytest.param("VLLM::EngineCore", marks=pytest.mark.slow)])
 def test_a_process_of_one_rank(trained, title: str) -> None:
     pair = trained("dflash2")
-    with Server(pair.target, pair.drafter, "--dtype", "float32") as server:
+    with Server(pair.target, pair.drafter, "--dtype", "float32", options=FIXED) as server:
         check_killed(server, title)
 
 
@@ -101,5 +103,7 @@ def test_a_tensor_parallel_rank(trained, rank: int) -> None:
     pair = trained("dflash2")
     two = ("--tensor-parallel-size", "2")
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    with Server(pair.target, pair.drafter, "--dtype", "float32", *two, environment=environment) as server:
+    with Server(
+        pair.target, pair.drafter, "--dtype", "float32", *two, options=FIXED, environment=environment
+    ) as server:
         check_killed(server, f"VLLM::Worker_TP{rank}")

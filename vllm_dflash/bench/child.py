@@ -99,6 +99,12 @@ def last_lines(log: Path, lines: int) -> str:
         return "".join(deque((line for line in text if line.strip()), maxlen=lines)).rstrip()
 
 
+def in_brackets(log: Path) -> str:
+    """What the server raised, " (ValueError: ...)", to stand behind what it did; nothing where its log has none."""
+    raised = cause(log)
+    return f" ({raised.rstrip('.')})" if raised else ""
+
+
 def cause(log: Path) -> str | None:
     """What the server raised, "ValueError: ...", as its log has it last; None where it has no such line.
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_dflash.bench.child import NotHealthy, cause, end_group, last_lines, start, wait_until_healthy
+from vllm_dflash.bench.child import NotHealthy, end_group, in_brackets, last_lines, start, wait_until_healthy
 
 LAST_LINES = 15
 
@@ -105,8 +105,7 @@ class Server:
         return last_lines(self.log, lines)
 
     def last_words(self, what: str) -> str:
-        raised = cause(self.log)
-        why = f" ({raised.rstrip('.')})" if raised else ""
+        why = in_brackets(self.log)
         return f"The server of the group {self.name} {what}{why}. The last lines of {self.log}:\n{self.tail()}"
 
     def kv_tokens(self) -> int | None:

@@ -52,9 +52,7 @@ def read_mask_embedding(path: Path, *, hidden_size: int, mask_token_id: int) -> 
             raise _bad(f"has a {type(stated).__name__} for its mask_token_id.")
         if stated != mask_token_id:
             raise _bad(
-                f"is for mask_token_id {str(stated)[:40]!r}, but config.json says {mask_token_id}."
-                if isinstance(stated, str)
-                else f"is for mask_token_id {shown(stated)}, but config.json says {mask_token_id}.",
+                f"is for mask_token_id {shown(stated)}, but config.json says {mask_token_id}.",
                 "Take both from the same revision of the checkpoint.",
             )
         state = state.get("embedding")

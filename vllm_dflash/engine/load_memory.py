@@ -23,11 +23,11 @@ def enough_memory(source: str, revision: str | None = None) -> Iterator[None]:
     except (RuntimeError, MemoryError, OSError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not _says_so(error):
             raise
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
         raise torch.OutOfMemoryError(
             f"Memory ran out while the drafter was loaded, beside the target: {source} holds {_size(source, revision)} "
-            f"of weights ({str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}). Take "
-            "a device with more memory, more tensor-parallel ranks or a smaller drafter; `vllm-dflash check TARGET "
-            "DRAFT` says what a pair takes."
+            f"of weights ({said}). Take a device with more memory, more tensor-parallel ranks or a smaller drafter; "
+            "`vllm-dflash check TARGET DRAFT` says what a pair takes."
         ) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from bisect import bisect
 from collections.abc import Container, Sequence
 
@@ -108,7 +109,7 @@ class Acceptance:
         Their accepted drafts against what the record expects, over its standard deviation.
         """
         self._fade()
-        survival = list(itertools.accumulate(self.by_position(), lambda a, b: a * b))
+        [survival] = self.survival((0.0,))
         mean = [0.0, *itertools.accumulate(survival)]
         square = [0.0, *itertools.accumulate((2 * k + 1) * s for k, s in enumerate(survival))]
         keep = math.exp(-len(news) / max(RECENT, 2.0 * len(news)))
@@ -118,8 +119,7 @@ class Acceptance:
         doubt = surprise**2 / (SURPRISING**2 * max(variance, 0.01))
         if doubt > 1 and self._judged[0] > DOUBTED / doubt:
             weight = DOUBTED / doubt / self._judged[0]
-            self._accepted = [weight * count for count in self._accepted]
-            self._judged = [weight * count for count in self._judged]
+            self._fade(weight)
             self._slow = [weight * count for count in self._slow]
             surprise = variance = 0.0
         self._recent = (surprise, variance)
@@ -129,8 +129,8 @@ class Acceptance:
         self._own = {name: own for name, own in self._own.items() if name in alive}
         self._known = {name for name in self._known if name in alive}
 
-    def by_position(self, shift: float = 0.0) -> list[float]:
-        """[most] probabilities of the average request, or of one that is better by `shift` log-odds."""
+    def by_position(self) -> list[float]:
+        """[most] probabilities of the average request."""
         self._fade()
         text = self._text()
         before, rates = text, []
@@ -139,9 +139,7 @@ class Acceptance:
             rate = (good + OTHERS_WEIGHT * prior) / (judged + OTHERS_WEIGHT)
             rates.append(rate)
             before = _logit(rate)
-        if not shift:
-            return rates
-        return [_logistic(_logit(rate) + shift) for rate in rates]
+        return rates
 
     def _text(self) -> float:
         """Log-odds of the drafts judged, whatever their position: the likeliest, those near the slow average being
@@ -177,9 +175,11 @@ class Acceptance:
             levels.append(bisect(bounds, (faded * hits + prior * average) / (faded * total + prior)))
         return levels
 
-    def survival(self) -> list[list[float]]:
-        """[levels][most]: probability that the first k drafts are accepted."""
-        return [list(itertools.accumulate(self.by_position(shift), lambda a, b: a * b)) for shift in LEVELS]
+    def survival(self, levels: Sequence[float] = LEVELS) -> list[list[float]]:
+        """[levels][most]: probability that the first k drafts are accepted, of requests better by so many log-odds."""
+        rates = self.by_position()
+        shifted = ([_logistic(_logit(rate) + level) for rate in rates] if level else rates for level in levels)
+        return [list(itertools.accumulate(each, operator.mul)) for each in shifted]
 
 
 def _logit(p: float) -> float:

@@ -24,8 +24,9 @@ MEASURED = 3
 # Samples from which on a cost tells about the machine's pace; the share of a deviation by which the pace moves, and the
 # deviation (log) by which it moves as a whole.
 KNOWN, PACE_SHARE, PACE_JUMP = 8, 0.1, 0.15
-# Share of all time that may be lost to plain steps that measure anew what drafting has to beat.
-PLAIN_SHARE = 0.004
+# Share of all time that may be lost to plain steps that measure anew what drafting has to beat, and the least and the
+# most steps between two of them.
+PLAIN_SHARE, LEAST_PATIENCE, MOST_PATIENCE = 0.004, 25.0, 250.0
 # A neighbour whose cost is not measured is tried when it promises so much of what the choice in use does.
 WORTH_A_TRIAL = 0.75
 # Steps after which a neighbour's cost is measured again, and what it must promise for that.
@@ -93,7 +94,7 @@ class BlockLength:
         self._lively = 0
         self._probed = 0
         self._plain = self._refreshed = 0
-        self._patience = 250.0
+        self._patience = MOST_PATIENCE
 
     def observe(self, step: Step) -> None:
         """Times of a step all of whose rows were decoded ones."""
@@ -169,7 +170,7 @@ class BlockLength:
             self._decide(load)
             self._trial = self._neighbour(load)
             gain = 1 - self._value(load, (0,) * len(LEVELS)) / max(self._value(load, self.lengths), 1e-9)
-            self._patience = min(max(gain / PLAIN_SHARE, 25.0), 250.0)
+            self._patience = min(max(gain / PLAIN_SHARE, LEAST_PATIENCE), MOST_PATIENCE)
         load = self._load
         if not any(self.lengths):
             probe = self._probe(load, count)
@@ -284,8 +285,10 @@ class BlockLength:
             return None
         plain = self._plain_seconds()
         few = max(1, load.requests // PROBE_REQUESTS)
+        sizes = sorted({few, (few + load.requests) // 2, load.requests})
+        [survival] = self.acceptance.survival((0.0,))
         chosen = min(
-            (self._try(load, drafting, plain) for drafting in sorted({few, (few + load.requests) // 2, load.requests})),
+            (self._try(load, drafting, plain, survival) for drafting in sizes),
             key=lambda one: (one[0] > self._bank, one[0] / one[2] if one[0] <= self._bank else one[0]),
         )
         loss, spent, drafting, drafts = chosen
@@ -302,9 +305,10 @@ class BlockLength:
         self._turn += drafting
         return lengths
 
-    def _try(self, load: _Load, drafting: int, plain: float) -> tuple[float, float, int, int]:
+    def _try(
+        self, load: _Load, drafting: int, plain: float, survival: Sequence[float]
+    ) -> tuple[float, float, int, int]:
         """-> (seconds lost as expected, seconds taken, `drafting`, drafts each) of a probe with so many requests."""
-        survival = self.acceptance.survival()[AVERAGE]
         # What was never measured here may cost anything: half a step is risked for it.
         unknown = self.draft_cost.samples(drafting * self.block, drafting, load.context * drafting / load.requests) == 0
         draft = 0.5 * plain if unknown else self._seconds(load, load.requests, drafting) - plain

@@ -23,10 +23,6 @@ class DraftPlan:
             self._reasons.setdefault(row, reason)
 
     def cap_all(self, length: int, reason: str) -> None:
-        if length <= 0 and not self._reasons:
-            self.lengths = [0] * len(self.lengths)
-            self._reasons = dict.fromkeys(range(len(self.lengths)), reason)
-            return
         for row in range(len(self.lengths)):
             self.cap(row, length, reason)
 

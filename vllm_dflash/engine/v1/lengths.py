@@ -37,11 +37,7 @@ class StepLengths:
             return
         ids = request_ids if len(drafting) == count else [request_ids[row] for row in drafting]
         context = self.worker.clock.context_tokens * len(drafting) / count
-        lengths = self.planner.plan(ids, context)
-        if len(drafting) == count and not any(lengths):
-            plan.cap_all(0, "unprofitable")
-            return
-        for row, length in zip(drafting, lengths, strict=True):
+        for row, length in zip(drafting, self.planner.plan(ids, context), strict=True):
             plan.cap(row, length, "unprofitable")
 
 

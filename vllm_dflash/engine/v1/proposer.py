@@ -170,8 +170,7 @@ class Proposer(DFlashProposer):
                     self.context.missed(request_ids, cad, bounds)
                     written = False
             self._plan(request_ids, num_speculative_tokens, cad.num_actual_tokens, bounds if written else None)
-        for reason, count in self.plan.skipped.items():
-            self.worker.tally.skip(reason, count)
+        self._count_skipped()
         rows = self.plan.rows
         if num_speculative_tokens == 0 or not (rows or self.in_step):
             return self._none(len(request_ids), num_speculative_tokens)
@@ -223,8 +222,7 @@ class Proposer(DFlashProposer):
         if drafts and plan.rows:
             self.planned = True
             return False
-        for reason, count in plan.skipped.items():
-            self.worker.tally.skip(reason, count)
+        self._count_skipped()
         if not enabled:
             return True
         positions = self.runner._get_positions(rows)
@@ -232,6 +230,10 @@ class Proposer(DFlashProposer):
         if self.pending.is_due:
             self.write_pending()
         return True
+
+    def _count_skipped(self) -> None:
+        for reason, count in self.plan.skipped.items():
+            self.worker.tally.skip(reason, count)
 
     def _keep(self, taps: Sequence[torch.Tensor], positions: torch.Tensor, request_ids: list[str]) -> None:
         batch = self.runner.input_batch
@@ -258,8 +260,7 @@ class Proposer(DFlashProposer):
     def _tidy(self, request_ids: list[str]) -> None:
         """Forgets blocks that were verified, and whatever belongs to requests that have ended."""
         requests = self.runner.requests
-        if self.worker.block is not None:
-            self.worker.forget(set(request_ids), requests)
+        self.worker.forget(set(request_ids), requests)
         self.requests.forget(requests)
         self.context.validity.forget(requests)
 
