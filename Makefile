@@ -36,8 +36,10 @@ demo-pair: setup
 demo: demo-pair
 	@$(RUN) -m examples.demo $(DEMO_ARGS)
 
+# Two at once, a file of tests on one of them: most of the time an engine of one thread, or nothing but its start, is
+# waited for. PYTEST_ARGS="-n 0" runs one after the other.
 test: demo-pair
-	@$(RUN) -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	@$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-all: demo-pair
 	@$(RUN) -m pytest $(PYTEST_ARGS)

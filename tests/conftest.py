@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options and fixtures of every test: who serves, shared engine processes, checkpoints made once a session."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from tests.support.engine import EngineProcess, close_all
 from tests.support.pairs import TRAINED, demo_pair, trained_pair
 from tests.support.serving import Serving
 
-# Tests share two cores with the engines they start.
+# Tests share two cores with the engines they start, and with another test's: one thread each, on any core.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

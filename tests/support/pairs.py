@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pairs whose drafters were trained: tiny ones made here, and the demo pair."""
 
+import fcntl
 import hashlib
 import json
 import shutil
@@ -19,15 +20,18 @@ TRAINED = {
 
 
 def trained_pair(cache: Path, shape: DrafterShape) -> Pair:
-    """The pair from `cache`, or trained into it. Another shape or another recipe is another folder."""
+    """The pair from `cache`, or trained into it, once. Another shape or another recipe is another folder."""
     recipe = "".join(Path(module.__file__).read_text() for module in (checkpoints, training))
     name = hashlib.sha256(f"{shape}{recipe}".encode()).hexdigest()[:16]
     final = cache / name
-    if not final.exists():
-        unfinished = cache / f"{name}.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        training.make_trained_pair(unfinished, shape)
-        unfinished.rename(final)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two test processes one trains
+        if not final.exists():
+            unfinished = cache / f"{name}.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            training.make_trained_pair(unfinished, shape)
+            unfinished.rename(final)
     return Pair(final / "random" / "target", final / "trained", training.TRAINED_TARGET, shape)
 
 
