@@ -45,6 +45,7 @@ def make_eagle3(folder: Path, target: TargetShape) -> Path:
         "hidden_act": "silu",
         "vocab_size": target.vocab_size,
         "draft_vocab_size": target.vocab_size,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],  # the default of so few layers names one twice
         "max_position_embeddings": target.max_positions,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
