@@ -24,13 +24,13 @@ def served_by(engine, pair, texts, max_tokens: int):
     return outputs, engine.traces()
 
 
-def check_same(serving, runners, pair, texts, max_tokens: int, **options) -> None:
+def check_same(serving, runners, pair, texts, max_tokens: int) -> None:
     serving.needs_plugin("a comparison with stock")
-    peer = serving.processes(runner="v2", plugin=False, **options)
+    peer = serving.processes(runner="v2", plugin=False)
     theirs, their_traces = served_by(peer, pair, texts, max_tokens)
     assert peer.probe("tests.support.engine_process:runner_name") == "vllm.v1.worker.cpu.model_runner.CPUModelRunner"
     for runner in runners:
-        engine = serving.processes(runner=runner, plugin=True, **options)
+        engine = serving.processes(runner=runner, plugin=True)
         ours, our_traces = served_by(engine, pair, texts, max_tokens)
         for our, their in zip(ours, theirs, strict=True):
             assert our.token_ids == their.token_ids, runner
@@ -54,4 +54,4 @@ def test_tiny_pair(serving, trained, tmp_path, architecture):
 def test_demo_pair(serving, demo, tmp_path):
     """DFlash 2 only: the DFlash drafter that derives from it is right too seldom to show much here."""
     pair = with_one_k_norm(demo("dflash2"), tmp_path / "drafter")
-    check_same(serving, ("v1",), pair, prompts()[:4], max_tokens=32, threads=2)
+    check_same(serving, ("v1",), pair, prompts()[:4], max_tokens=32)

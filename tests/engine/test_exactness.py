@@ -77,7 +77,7 @@ def test_tiny_pair(serving, trained, plain, architecture):
     check_exact(engine, pair, texts, expected, tight_blocks=blocks, num_drafts=7, **batch)
 
 
-@BOTH
+@pytest.mark.parametrize("architecture", [pytest.param("dflash", marks=pytest.mark.slow), "dflash2"])
 def test_engine_core_in_a_process_of_its_own(serving, trained, architecture):
     """As vLLM starts it by default: the plug-in is loaded in both processes, and the drafter really drafts."""
     pair = trained(architecture)
@@ -97,7 +97,7 @@ def test_engine_core_in_a_process_of_its_own(serving, trained, architecture):
 def test_demo_pair(serving, demo, plain, architecture):
     """The DFlash drafter is the DFlash 2 one without convolution and selector, so it is right less often."""
     pair = demo(architecture)
-    engine = serving.process(pair.drafter_shape, threads=2)
+    engine = serving.process(pair.drafter_shape)
     texts, batch = prompts(), {"max_num_seqs": 40, "max_num_batched_tokens": 640}
     expected = plain(engine, pair.target, texts, 420, **batch)
     # Three drafts for the weaker one: they cost half the rows, and it is rarely right about a fourth.

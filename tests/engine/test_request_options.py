@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of one request: mixed with others in one batch (vllm#55412), and refused by the front end where bad."""
+"""Options of one request: mixed with others in one batch (vllm#55412), refused where bad (over HTTP: tests/server)."""
 
-import json
-
-import httpx
 import pytest
 
-from examples.demo.server import Server
 from tests.engine import probes
 from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
@@ -92,82 +88,3 @@ def refusal(llm, extra_args: dict) -> str:
     except ValueError as error:
         return str(error)
     raise AssertionError("it was accepted")
-
-
-@pytest.fixture(scope="module")
-def http(make_served, tmp_path_factory):
-    """A client of `vllm serve` with a tiny pair."""
-    pair = make_served
-    log = tmp_path_factory.mktemp("server") / "server.log"
-    speculative = json.dumps({"method": "dflash", "model": str(pair.drafter), "num_speculative_tokens": K})
-    arguments = ["--max-model-len", "512", "--dtype", "float32", "--served-model-name", "tiny"]
-    arguments += ["--max-num-seqs", "8", "--speculative-config", speculative]
-    arguments += ["--additional-config", json.dumps({"dflash": {"block_length": K}})]
-    arguments += ["--per-request-spec-decode-metrics", "detailed"]
-    with Server(pair.target, "tiny", log, arguments) as server, httpx.Client(
-        base_url=server.url, timeout=120, trust_env=False
-    ) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def make_served(trained, plugin):
-    if not plugin:
-        pytest.skip("the plug-in's own options")
-    return trained("dflash2")
-
-
-PROMPT = "t3 t9 t23 t17 t4 t3 t9"
-ENDPOINTS = {
-    "/v1/completions": {"prompt": PROMPT, "max_tokens": 24},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24},
-    "/v1/responses": {"input": PROMPT, "max_output_tokens": 24},
-    "/v1/messages": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24},
-}
-
-
-def ask(http: httpx.Client, endpoint: str, xargs: dict) -> httpx.Response:
-    return http.post(endpoint, json={"model": "tiny", "temperature": 0, "vllm_xargs": xargs} | ENDPOINTS[endpoint])
-
-
-def drafts(http: httpx.Client) -> float:
-    """vllm:spec_decode_num_draft_tokens_total so far."""
-    lines = http.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:spec_decode_num_draft_tokens_total"))
-
-
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_options_over_http_in_each_spelling(http, endpoint):
-    before = drafts(http)
-    plain = ask(http, endpoint, {})
-    assert plain.status_code == 200 and drafts(http) > before
-    for xargs in (
-        {"dflash": {"max_draft_tokens": 0, "workload": "test"}},
-        {"dflash": '{"max_draft_tokens": 0}'},
-        {"dflash.max_draft_tokens": 0, "session_id": "a"},
-    ):
-        before = drafts(http)
-        answer = ask(http, endpoint, xargs)
-        assert answer.status_code == 200, answer.text
-        assert drafts(http) == before
-
-
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-@pytest.mark.parametrize(
-    "xargs, field",
-    [
-        ({"dflash": {"max_draft_tokens": -1}}, "dflash.max_draft_tokens"),
-        ({"dflash": {"max_draft_tokens": True}}, "dflash.max_draft_tokens"),
-        ({"dflash": {"max_drafts": 3}}, "dflash.max_drafts"),
-        ({"dflash.max_draft_tokens": "many"}, "dflash.max_draft_tokens"),
-        ({"dflash": "off"}, "dflash"),
-    ],
-)
-def test_a_bad_value_is_http_400_that_names_the_field(http, endpoint, xargs, field):
-    answer = ask(http, endpoint, xargs)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert f"{field}: " in error["message"]
-    if endpoint != "/v1/messages":
-        assert error["param"] == f"vllm_xargs.{field}"
-    assert http.get("/health").status_code == 200

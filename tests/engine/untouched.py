@@ -87,3 +87,11 @@ def plugin_classes_in_use(llm: Any) -> list[str]:
     import gc
 
     return sorted({repr(type(one)) for one in gc.get_objects() if type(one).__module__.startswith("vllm_dflash.")})
+
+
+def metrics(llm: Any) -> tuple[int, list[str]]:
+    """How many metrics the process has that begin with vLLM's prefix, and the names of this package's."""
+    from prometheus_client import REGISTRY
+
+    names = [family.name for family in REGISTRY.collect()]
+    return sum(name.startswith("vllm:") for name in names), [name for name in names if "dflash" in name]

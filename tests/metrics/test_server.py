@@ -150,6 +150,7 @@ def test_acceptance_by_workload_in_few_labels(server: Server) -> None:
     assert set(got.by(f"{PREFIX}draft_tokens_total", "workload")) == {"default", *expected}
 
 
+@pytest.mark.slow  # tests/engine/test_untouched.py asks engines without a server
 def test_without_the_plugin_there_is_no_metric_of_it(pair) -> None:
     with Server(pair.target, None, environment={"VLLM_PLUGINS": ""}) as server:
         server.complete(PROMPTS[0], max_tokens=4)

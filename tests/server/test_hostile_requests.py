@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that nobody should send, at a real `vllm serve` with a drafter: it answers, goes on, and leaks nothing.
+"""Options over HTTP, and requests that nobody should send, at a real `vllm serve` with a drafter: it answers, goes on,
+and leaks nothing.
 
 After every attack the same harmless request must give the same text as before it, and the server must be idle.
 """
@@ -34,6 +35,14 @@ BAD_OPTIONS = {
     "label of the wrong kind": {"workload": 7},
 }
 
+PROMPT = "t3 t9 t23 t17 t4 t3 t9"
+ENDPOINTS = {
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 24},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24},
+    "/v1/responses": {"input": PROMPT, "max_output_tokens": 24},
+    "/v1/messages": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24},
+}
+
 
 @pytest.fixture(scope="module")
 def server(trained, tmp_path_factory) -> Iterator[Server]:
@@ -42,6 +51,8 @@ def server(trained, tmp_path_factory) -> Iterator[Server]:
     arguments = ["--speculative-config", json.dumps(speculative), "--dtype", "float32", "--max-num-seqs", "64"]
     # Few blocks: cache that is touched for the first time would look like a leak.
     arguments += ["--max-model-len", "512", "--seed", "0", "--num-gpu-blocks-override", "300"]
+    # Every step drafts, whatever pays on this machine.
+    arguments += ["--served-model-name", "tiny", "--additional-config", json.dumps({"dflash": {"block_length": 7}})]
     with Server(Path(pair.target), "hostile", tmp_path_factory.mktemp("server") / "log", arguments) as running:
         yield running
 
@@ -86,6 +97,54 @@ def resident(server: Server) -> int:
         except FileNotFoundError:
             continue
     return total
+
+
+def ask(server: Server, endpoint: str, xargs: dict) -> httpx.Response:
+    body = {"model": "tiny", "temperature": 0, "vllm_xargs": xargs} | ENDPOINTS[endpoint]
+    return httpx.post(server.url + endpoint, json=body, timeout=120, trust_env=False)
+
+
+def drafts(server: Server) -> float:
+    """Draft tokens so far, those of the last step that ran among them."""
+    wait_until_idle(server)
+    return gauge(server, "vllm:spec_decode_num_draft_tokens_total")
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_options_over_http_in_each_spelling(server, endpoint):
+    before = drafts(server)
+    plain = ask(server, endpoint, {})
+    assert plain.status_code == 200 and drafts(server) > before
+    for xargs in (
+        {"dflash": {"max_draft_tokens": 0, "workload": "test"}},
+        {"dflash": '{"max_draft_tokens": 0}'},
+        {"dflash.max_draft_tokens": 0, "session_id": "a"},
+    ):
+        before = drafts(server)
+        answer = ask(server, endpoint, xargs)
+        assert answer.status_code == 200, answer.text
+        assert drafts(server) == before
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize(
+    "xargs, field",
+    [
+        ({"dflash": {"max_draft_tokens": -1}}, "dflash.max_draft_tokens"),
+        ({"dflash": {"max_draft_tokens": True}}, "dflash.max_draft_tokens"),
+        ({"dflash": {"max_drafts": 3}}, "dflash.max_drafts"),
+        ({"dflash.max_draft_tokens": "many"}, "dflash.max_draft_tokens"),
+        ({"dflash": "off"}, "dflash"),
+    ],
+)
+def test_a_bad_value_is_http_400_that_names_the_field(server, endpoint, xargs, field):
+    answer = ask(server, endpoint, xargs)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert f"{field}: " in error["message"]
+    if endpoint != "/v1/messages":
+        assert error["param"] == f"vllm_xargs.{field}"
+    assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)
