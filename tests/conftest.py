@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import DrafterShape, Pair, TargetShape, make_drafter, make_target, with_one_k_norm
-from tests.support.engine import EngineProcess, close_all
+from tests.support.engine import Processes, close_all
 from tests.support.pairs import TRAINED, demo_pair, trained_pair
 from tests.support.serving import Serving
 
@@ -39,22 +39,21 @@ def plugin(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def processes() -> Iterator[Callable[..., EngineProcess]]:
-    """The session's engine processes: the same keywords give the same process again."""
-    running: dict[tuple, EngineProcess] = {}
+def processes() -> Iterator[Processes]:
+    made = Processes()
+    yield made
+    close_all(list(made.running.values()))
 
-    def process(**options) -> EngineProcess:
-        key = tuple(sorted(options.items()))
-        if key not in running or running[key].process.poll() is not None:
-            running[key] = EngineProcess(**options)
-        return running[key]
 
-    yield process
-    close_all(list(running.values()))
+@pytest.fixture(autouse=True, scope="module")
+def few_processes(processes: Processes) -> Iterator[None]:
+    """A module leaves three at most to the next one."""
+    yield
+    processes.keep(3)
 
 
 @pytest.fixture(scope="session")
-def serving(pytestconfig: pytest.Config, plugin: bool, processes: Callable[..., EngineProcess]) -> Serving:
+def serving(pytestconfig: pytest.Config, plugin: bool, processes: Processes) -> Serving:
     return Serving(plugin, pytestconfig.getoption("--runner"), processes)
 
 

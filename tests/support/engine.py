@@ -168,6 +168,24 @@ def of_runner(runner: Runner) -> dict[str, str]:
     return {"PYTHONPATH": path, "VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
+class Processes:
+    """The engine processes of a session, by their options: the same keywords give the same process again."""
+
+    def __init__(self) -> None:
+        self.running: dict[tuple, EngineProcess] = {}  # the one used last stands last
+
+    def __call__(self, **options: Any) -> EngineProcess:
+        key = tuple(sorted(options.items()))
+        known = self.running.pop(key, None)
+        self.running[key] = EngineProcess(**options) if known is None or known.process.poll() is not None else known
+        return self.running[key]
+
+    def keep(self, most: int) -> None:
+        """Ends those that were not used for longest; an engine holds a gigabyte or two."""
+        for key in list(self.running)[: max(0, len(self.running) - most)]:
+            close_all([self.running.pop(key)])
+
+
 def close_all(processes: Sequence[EngineProcess]) -> None:
     """Ends processes side by side: each takes some seconds to end its engine."""
     for one in processes:
