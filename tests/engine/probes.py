@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tests.support.engine_process import engine_core, model_runner
+from tests.support.engine_process import drafter, engine_core, model_runner
 
 
 def attention_layers(llm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -164,7 +164,7 @@ def held_for_q(llm: Any) -> dict[str, Any]:
 
 def script_lengths(llm: Any, pattern: list[int]) -> None:
     """From now on the i-th request of the n-th step gets pattern[n + i] drafts, and so on from its beginning."""
-    controller = model_runner(llm).drafter.lengths.planner.controller
+    controller = drafter(llm).lengths.planner.controller
     steps = iter(range(1 << 60))
 
     def plan(request_ids: list[str], context: float) -> list[int]:
@@ -172,6 +172,13 @@ def script_lengths(llm: Any, pattern: list[int]) -> None:
         return [pattern[(step + i) % len(pattern)] for i in range(len(request_ids))]
 
     controller.plan = plan
+
+
+def tick(llm: Any) -> None:
+    """From now on the drafter's clocks go on by a millisecond whenever they are read."""
+    worker = drafter(llm).worker
+    reads = iter(range(1 << 60))
+    worker.clock.now = drafter(llm).lengths.planner.now = lambda: next(reads) * 1e-3
 
 
 def let_a_cpu_take_custom_attention(llm: Any) -> None:

@@ -97,7 +97,9 @@ def test_skipped_forwards_are_skipped(start):
     engine.probe(probes.count_forwards)
     engine.generate(tiny_prompts(pair.target_shape.vocab_size)[:1], [GREEDY])
     runs = [max(step["drafter"]) for step in engine.probe(probes.forward_counts)]
-    assert runs[:8] == [0, 0, 0, 1, 0, 0, 0, 1]
+    # V2 plans the first step's drafts before its worker has said anything.
+    first = runs.index(1)
+    assert first in (3, 4) and runs[first : first + 8] == [1, 0, 0, 0] * 2
 
 
 def test_sampled_tokens_are_the_targets(start, trained):

@@ -10,6 +10,7 @@ import torch
 from tests.engine import probes
 from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
+from tests.engine.test_block_length import check
 from tests.support.distribution import compare, exact_distribution
 
 pytestmark = pytest.mark.engine
@@ -158,6 +159,27 @@ def test_adaptive_verification_is_told_how_likely_each_draft_is(v2, trained, tem
     assert max(float(chances.max()) for _, chances in steps) > 0.5
 
 
+def test_the_controllers_lengths(v2, trained):
+    """Lengths that the controller finds by a clock of the test, 0 first: no forward then, and the context is whole."""
+    pair = trained("dflash2")
+    v2.start(
+        pair.target,
+        pair.drafter,
+        speculative={"num_speculative_tokens": 7},
+        additional_config={"dflash": {"block_length": "auto"}},
+    )
+    v2.probe(probes.tick)
+    v2.probe(probes.count_forwards)
+    greedy = {"temperature": 0, "max_tokens": 70, "ignore_eos": True}
+    outputs = v2.generate(tiny_prompts(pair.target_shape.vocab_size, longest=40)[:2], greedy)
+    lengths = check(pair, outputs, v2.traces(), 7)
+    steps = v2.probe(probes.forward_counts)
+    forwards = [max(step["drafter"]) for step in steps]
+    print(lengths, forwards)
+    assert forwards[:3] == [0, 0, 0] and lengths.count(0) > 3 and max(lengths) > 3
+    assert 10 < sum(forwards) < len(forwards) - 3
+
+
 @pytest.mark.slow
 @BOTH
 def test_asynchronous_scheduling(processes, plugin, trained, architecture):
@@ -178,3 +200,14 @@ def test_asynchronous_scheduling(processes, plugin, trained, architecture):
     assert engine.probe(probes.is_asynchronous)
     assert [output.token_ids for output in engine.generate(prompts, sampling)] == plain
     assert engine.counters()["spec_decode_num_accepted_tokens"] > 0
+
+    # Lengths that change from step to step and from request to request, 0 for everyone among them.
+    auto = {"additional_config": {"dflash": {"block_length": "auto"}}}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **asynchronous, **auto)
+    engine.probe(probes.script_lengths, [0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 2, 5])
+    engine.probe(probes.count_forwards)
+    assert [output.token_ids for output in engine.generate(prompts, sampling)] == plain
+    counts = engine.counters()
+    assert counts["spec_decode_num_accepted_tokens"] > 0
+    assert counts["spec_decode_num_draft_tokens"] < 7 * counts["spec_decode_num_drafts"]
+    assert {max(step["drafter"]) for step in engine.probe(probes.forward_counts)} == {0, 1}

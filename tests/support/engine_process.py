@@ -67,11 +67,15 @@ def runner_name(llm: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def drafter(llm: Any) -> Any:
+    """V1's proposer or V2's speculator."""
+    runner = model_runner(llm)
+    return getattr(runner, "speculator", None) or runner.drafter
+
+
 def draft_model(llm: Any) -> Any:
     """The drafter's network, on either runner."""
-    runner = model_runner(llm)
-    speculator = getattr(runner, "speculator", None) or runner.drafter
-    return speculator.model
+    return drafter(llm).model
 
 
 class Watch:
@@ -134,6 +138,9 @@ class Watch:
             if request_id in self.proposed:
                 # On V2 a block is always whole; what reaches past the longest sequence is no draft.
                 drafts = self.proposed[request_id][: max(self.speculator.max_model_len - 1 - anchor, 0)]
+                # The plug-in's scheduler knows how many of them get rows.
+                rows = getattr(self.scheduler, "vllm_dflash_rows", None)
+                drafts = drafts if rows is None else drafts[: rows.planned.lengths[request_id]]
             self.trace(request_id).steps.append(DraftStep(anchor, list(drafts)))
 
     def _before_preemption(self, request: Any, *arguments: Any, **options: Any) -> None:

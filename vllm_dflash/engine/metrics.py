@@ -15,6 +15,7 @@ from typing import Any
 from vllm.logger import init_logger
 
 from vllm_dflash.engine.hooks import is_ours
+from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.metrics.exporter import Exporter, unregister
 from vllm_dflash.metrics.recorder import Delta
 from vllm_dflash.options import server_options
@@ -26,19 +27,25 @@ KEY = "vllm_dflash"
 _exporter: Exporter | None = None
 
 
-def attach(output: Any, delta: Delta) -> None:
-    """Puts a delta on what a model runner returns: a ModelRunnerOutput, or one that completes asynchronously."""
+def carrier(output: Any) -> Any:
+    """The ModelRunnerOutput in what a model runner returns, which may complete asynchronously."""
     for name in ("_model_runner_output", "model_runner_output"):
         output = getattr(output, name, output)
-    output.vllm_dflash = delta
+    return output
+
+
+def attach(output: Any, delta: Delta) -> None:
+    """Puts a delta on what a model runner returns."""
+    carrier(output).vllm_dflash = delta
 
 
 def update_from_output(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Scheduler.update_from_output, which hands the delta on with the step's statistics."""
+    """Scheduler.update_from_output: hands the delta on with the step's statistics, and takes lengths that pay."""
 
     @functools.wraps(stock)
     def wrapper(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = stock(self, scheduler_output, model_runner_output)
+        scheduling.learn(self, model_runner_output)
         delta = getattr(model_runner_output, "vllm_dflash", None)
         if delta:
             for one in outputs.values():

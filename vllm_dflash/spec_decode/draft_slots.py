@@ -40,6 +40,10 @@ class DraftSlots:
         self.candidate_ids.index_copy_(0, at, known.to(torch.int32))
         self.scores.index_copy_(0, at, scores)
 
+    def clear(self, slots: torch.Tensor) -> None:
+        """The drafts of these requests are judged as certain: slots [B] int64."""
+        self.candidate_ids.index_fill_(0, slots, NO_CANDIDATE)
+
     def read(self, slots: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The q of drafts [N]: drafts `columns` (0 to K-1) of requests in `slots`, both [N] int64.
 

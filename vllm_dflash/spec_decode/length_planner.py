@@ -50,17 +50,28 @@ class LengthPlanner:
             self._steps[clock.step] = Step(0.0, rows, clock.requests, float(clock.context_tokens))
 
     def plan(self, request_ids: Sequence[str], context: float) -> list[int]:
-        """Drafts for each of these requests, which hold `context` tokens in all. 0: none, and no draft forward."""
+        """Drafts for each of these requests, which hold `context` tokens in all. 0: none, and no draft forward.
+
+        They are drawn in the step at hand.
+        """
+        lengths = self.choose(request_ids, context)
+        self.drafted(sum(1 for length in lengths if length))
+        return lengths
+
+    def choose(self, request_ids: Sequence[str], context: float) -> list[int]:
+        """The same where they are drawn in a later step, which `drafted` is told of then."""
         lengths = self.controller.plan(request_ids, context)
         if self.agree is not None and self.controller.fixed is None:
             lengths = self.agree(lengths)
-        clock = self.worker.clock
-        drafting = sum(1 for length in lengths if length)
-        if drafting and clock.step in self._steps:
-            self._steps[clock.step] = replace(
-                self._steps[clock.step], draft_rows=drafting * self.controller.block, drafting=drafting
-            )
         return lengths
+
+    def drafted(self, requests: int) -> None:
+        """So many requests get drafts in the step at hand."""
+        step = self.worker.clock.step
+        if requests and step in self._steps:
+            self._steps[step] = replace(
+                self._steps[step], draft_rows=requests * self.controller.block, drafting=requests
+            )
 
     def forget(self, alive: Container[str]) -> None:
         """Now and then drops what is known of requests that have ended."""

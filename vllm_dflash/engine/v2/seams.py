@@ -74,12 +74,20 @@ SEAMS = (
         "called right before the target's forward",
     ),
     Seam(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler._update_after_schedule",
+        ("self", "scheduler_output"),
+        "v2.scheduling:plan_drafts",
+        "config",
+        "a step goes to the workers with the number of drafts that each request gets rows for",
+    ),
+    Seam(
         "vllm.v1.core.sched.async_scheduler",
         "AsyncScheduler._update_after_schedule",
         ("self", "scheduler_output"),
         "v2.scheduling:update_after_schedule",
         "config",
-        "a request's own number of drafts, where they are planned before they are drawn",
+        "gives the next step its rows before the drafts are drawn, as many as are planned",
     ),
     Seam(
         "vllm.v1.core.sched.scheduler",
@@ -113,7 +121,7 @@ SEAMS = (
             "is_profile",
             "num_speculative_tokens",
         ),
-        "prepares a draft step, picks its graph and keeps data-parallel ranks in step",
+        "prepares a draft step, picks its graph (none under is_profile) and keeps data-parallel ranks in step",
     ),
     _used(
         SPECULATOR,
@@ -159,6 +167,12 @@ SEAMS = (
         "DraftModelSpeculator.load_draft_model",
         ("self", "target_model", "target_attn_layer_names"),
         "overridden: loads the drafter",
+    ),
+    _used(
+        BASE,
+        "DraftModelSpeculator._build_uniform_attn_metadata",
+        ("self", "batch_desc", "num_reqs", "num_query_per_req", "seq_lens_cpu_upper_bound", "step", "causal"),
+        "overridden: none in a step without drafts",
     ),
     _used(
         BASE,

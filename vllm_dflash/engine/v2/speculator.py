@@ -25,6 +25,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm_dflash.checkpoint import load_draft
 from vllm_dflash.drafter.model import DFlashDrafter
 from vllm_dflash.engine.context_writer import ContextWriter
+from vllm_dflash.engine.v2.lengths import NextDrafts, StepLengths
 from vllm_dflash.engine.v2.loading import load_drafter
 from vllm_dflash.engine.v2.steps import DraftStages
 from vllm_dflash.spec_decode import Anchors, DraftSlots, SpecDecodeWorker
@@ -50,6 +51,8 @@ class Speculator(DFlashSpeculator):
     model: DFlashDrafter
     worker: SpecDecodeWorker
     draft_logits: DraftSlots | None
+    # Of the step at hand; None where no scheduler of ours planned it: every request gets K then.
+    drafts: NextDrafts | None = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         speculative = vllm_config.speculative_config
@@ -67,6 +70,7 @@ class Speculator(DFlashSpeculator):
         self.requires_non_causal = not all(causal)
         self.parallel_drafting_token_id = config.mask_token_id
         self.context: ContextWriter | None = None
+        self.goes_without = False
         # Stock's verification of watermarks takes part in sampling the drafts, which ours would not tell it about.
         watermarks = getattr(vllm_config, "watermark_config", None) is not None
         probabilistic = speculative.draft_sample_method == "probabilistic" and not watermarks
@@ -108,15 +112,38 @@ class Speculator(DFlashSpeculator):
             self.device,
         )
         self.stages = DraftStages(self.worker.clock)
+        self.lengths = StepLengths(self.worker, self.vllm_config)
         return model
+
+    def begin_step(self, input_batch: InputBatch) -> None:
+        self.lengths.begin(input_batch, self.drafts)
 
     def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("dummy_run"):
             return super().propose(input_batch, *args, **kwargs)
+        for reason, count in (self.drafts.skipped if self.drafts else {}).items():
+            self.worker.tally.skip(reason, count)
+        # Data-parallel ranks run their draft steps side by side, so there nobody leaves one out.
+        self.goes_without = self.drafts is not None and self.dp_size == 1 and not any(self.drafts.lengths.values())
         self.stages.begin(input_batch.num_tokens)
+        if self.goes_without:
+            # Eager: a captured draft step would be run as a whole.
+            kwargs["is_profile"] = True
         drafts = super().propose(input_batch, *args, **kwargs)
-        self.stages.end()
+        self.stages.end(drafted=not self.goes_without)
+        if self.goes_without:
+            self._withdraw(input_batch)
+            self.goes_without = False
         return drafts
+
+    def _withdraw(self, input_batch: InputBatch) -> None:
+        """These requests have no drafts. Rows that are planned all the same hold token 0, judged as certain."""
+        self.draft_tokens[: input_batch.num_reqs] = 0
+        if self.draft_logits is not None:
+            self.draft_logits.clear(input_batch.idx_mapping)
+
+    def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        return None if self.goes_without else super()._build_uniform_attn_metadata(*args, **kwargs)
 
     def _validate_local_argmax_reduction(self) -> None:
         """Candidates are always reduced over the ranks, never whole logits."""
@@ -173,7 +200,8 @@ class Speculator(DFlashSpeculator):
         slots = self._context_slot_mappings[:, start:end]
         own = slots[0] if self._layer_groups is None else slots.index_select(0, self._layer_groups)
         writer.write(features, positions, own)
-        self.stages.next("draft", 0)
+        if not self.goes_without:
+            self.stages.next("draft", 0)
 
     def _generate_draft(
         self,
@@ -184,6 +212,8 @@ class Speculator(DFlashSpeculator):
         num_tokens_across_dp: torch.Tensor | None,
         cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE,
     ) -> None:
+        if self.goes_without:
+            return
         drafts, block = self.num_speculative_steps, self.num_query_per_req
         rows = num_reqs * block
         if attn_metadata is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.v1.worker.gpu.async_utils import StepTimingCollector
 
+from vllm_dflash.engine.metrics import carrier
 from vllm_dflash.engine.v2.metrics import V2Metrics
 from vllm_dflash.engine.worker_metrics import wanted
 from vllm_dflash.spec_decode import SpecDecodeWorker, StageClock
@@ -21,11 +22,12 @@ WARM_UP = ("_warmup", "_v2_mixed_warmup")
 
 
 class StepMarks(StepTimingCollector):
-    """Stock's marks in a step, which also open the stage "target"."""
+    """Stock's marks in a step, which also open the stage "target". begin: called with the batch of a new step."""
 
-    def __init__(self, clock: StageClock) -> None:
+    def __init__(self, clock: StageClock, begin: Callable[[Any], None]) -> None:
         super().__init__()
         self.clock = clock
+        self.begin = begin
         self.live = False
         self._rows = 0
         self._target: Any = None
@@ -35,6 +37,7 @@ class StepMarks(StepTimingCollector):
         if self.live:
             self._rows = input_batch.num_tokens
             self.clock.begin_step(input_batch.num_reqs, int(input_batch.num_computed_tokens_np.sum()))
+            self.begin(input_batch)
 
     def forward_start(self) -> None:
         super().forward_start()
@@ -64,9 +67,9 @@ class DraftStages:
             self._open.__exit__(None, None, None)
             self._start(stage, rows)
 
-    def end(self) -> None:
+    def end(self, drafted: bool) -> None:
         if self._open is not None:
-            if self._open.name == "inject":
+            if drafted and self._open.name == "inject":
                 self._open.name = "draft"
             self._open.__exit__(None, None, None)
             self._open = None
@@ -92,6 +95,7 @@ def execute_model(stock: Callable[..., Any]) -> Callable[..., Any]:
         if worker is not None:
             if not isinstance(self.step_timing, StepMarks):
                 _watch(self, worker)
+            self.speculator.drafts = getattr(scheduler_output, "vllm_dflash_drafts", None)
             live = self.step_timing.live = not dummy_run and not _warms_up(scheduler_output)
             worker.clock.paused = not live
             if live and self.vllm_dflash_metrics is not None:
@@ -102,7 +106,7 @@ def execute_model(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch(runner: Any, worker: SpecDecodeWorker) -> None:
-    runner.step_timing = StepMarks(worker.clock)
+    runner.step_timing = StepMarks(worker.clock, runner.speculator.begin_step)
     runner.vllm_dflash_metrics = V2Metrics(runner, worker) if wanted(runner.vllm_config) else None
     if runner.rejection_sampler is not None:
         runner.rejection_sampler.marks = runner.step_timing
@@ -144,6 +148,7 @@ def sample_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
             worker.observe(batch.req_ids, counts, None, self.vllm_dflash_num_sampled[: batch.num_reqs])
         prefilling = batch.is_prefilling_np[: batch.num_reqs].tolist()
         worker.end_step([id for id, unfinished in zip(batch.req_ids, prefilling, strict=True) if not unfinished])
+        carrier(output).vllm_dflash_lengths = self.speculator.lengths.after(batch, self.req_states.req_id_to_index)
         if self.vllm_dflash_metrics is not None:
             self.vllm_dflash_metrics.hand_over(output)
         return output

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many drafts each request of a V2 step gets, and the way of these numbers between worker and scheduler.
+
+The rows for a step's drafts are planned by the scheduler, with asynchronous scheduling before the drafts are drawn. So
+the worker, which measures, sends `Lengths` along with a step's output; the scheduler plans by the newest ones and
+tells the workers with the step whose drafts they are, `NextDrafts`. All ranks draft for the same requests then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_dflash.options import server_options
+from vllm_dflash.spec_decode import SpecDecodeWorker
+from vllm_dflash.spec_decode.acceptance import AVERAGE
+from vllm_dflash.spec_decode.length_planner import LengthPlanner
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """From the worker: drafts that pay for each request of a step, and for whoever was not in it."""
+
+    usual: int
+    by_request: dict[str, int]
+
+
+@dataclass(frozen=True)
+class NextDrafts:
+    """From the scheduler: how many of the drafts of a step each of its requests gets rows for.
+
+    skipped: by reason, requests that get none.
+    """
+
+    lengths: dict[str, int]
+    skipped: dict[str, int]
+
+
+class StepLengths:
+    """The block length controller of a V2 worker."""
+
+    def __init__(self, worker: SpecDecodeWorker, vllm_config: Any) -> None:
+        self.worker = worker
+        self.planner = LengthPlanner(worker, server_options(vllm_config.additional_config).block_length)
+
+    def begin(self, batch: Any, drafts: NextDrafts | None) -> None:
+        """A step over an InputBatch begins."""
+        self.planner.begin(batch.num_tokens, not batch.is_prefilling_np[: batch.num_reqs].any())
+        if drafts is not None:
+            self.planner.drafted(sum(1 for length in drafts.lengths.values() if length))
+
+    def after(self, batch: Any, alive: Container[str]) -> Lengths:
+        """What pays from now on, as far as this step tells. alive: ids of the requests that have not ended."""
+        self.planner.forget(alive)
+        count = batch.num_reqs
+        computed = batch.num_computed_tokens_np[:count] + batch.num_scheduled_tokens[:count]
+        sampled = (computed >= batch.prefill_len_np[:count]).tolist()
+        ids = [request_id for request_id, past in zip(batch.req_ids, sampled, strict=True) if past]
+        if not self.worker.tally.enabled:
+            return Lengths(0, dict.fromkeys(ids, 0))
+        lengths = self.planner.choose(ids, self.worker.clock.context_tokens * len(ids) / count)
+        controller = self.planner.controller
+        if controller.fixed is not None:
+            usual = controller.fixed
+        else:
+            # Nobody drafts in a step that measures plain decoding, and few do in one that tries drafts.
+            usual = controller.lengths[AVERAGE] if any(lengths) or not ids else 0
+        return Lengths(usual, dict(zip(ids, lengths, strict=True)))
