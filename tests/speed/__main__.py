@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=["code", "prose"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128, help="a request")
+    parser.add_argument("--waves", type=int, default=4, help="requests a place, one behind the other")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     cells = [
@@ -49,9 +50,8 @@ def main() -> int:
         engines = start(arguments)
         prompts = read_prompts(None)
         for number, (turn, kind, requests, mode) in enumerate(due, start=1):
-            # One stream for four prompts in turn; several for as many prompts.
-            batches = 4 if requests == 1 else max(1, 16 // requests)
-            chosen = [prompts[kind][i % len(prompts[kind])] for i in range(turn, turn + requests * batches)]
+            # Each place serves so many prompts, one behind the other.
+            chosen = [prompts[kind][i % len(prompts[kind])] for i in range(turn, turn + requests * arguments.waves)]
             sampling = {"temperature": 0, "max_tokens": arguments.tokens, "ignore_eos": True}
             figures = engines[mode].probe(probes.serve, chosen, sampling, requests)
             record(arguments.out, (turn, kind, requests, mode), figures)

@@ -17,6 +17,9 @@ HYSTERESIS, GIVING_UP, TAKING_UP = 0.015, 0.01, 0.005
 PROBE_SHARE = 0.01
 # As large a share is put by, up to so many steps of plain decoding, for the time after a change of load or requests.
 RESERVE = 6.0
+# Verified requests that the record must amount to before probes keep to PROBE_SHARE one by one; what was put by is for
+# finding out, not for trying on what is known not to pay.
+FOUND_OUT = 12.0
 # One request in this many drafts in a probe, at least.
 PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
@@ -92,7 +95,7 @@ class BlockLength:
         self._step = 0
         self._decided = -SELDOM
         self._lively = 0
-        self._probed = 0
+        self._probed = self._probe_at = 0
         self._plain = self._refreshed = 0
         self._patience = MOST_PATIENCE
 
@@ -153,6 +156,7 @@ class BlockLength:
             return [0] * count
         changed = self._load is None or _differs(self._load, count, context)
         if changed:
+            self._probe_at = min(self._probe_at, self._probed + 3)
             self._lively = self._step + 40
             self._decided = self._step - SELDOM
         if self._load is None or self._step - self._decided >= (SOON if self._step <= self._lively else SELDOM):
@@ -281,7 +285,7 @@ class BlockLength:
 
         The time is taken at once, and what is accepted is given back: so good drafts pay for the next ones.
         """
-        if self._step - self._probed < 3:
+        if self._step < self._probe_at:
             return None
         plain = self._plain_seconds()
         few = max(1, load.requests // PROBE_REQUESTS)
@@ -293,10 +297,16 @@ class BlockLength:
         )
         loss, spent, drafting, drafts = chosen
         self._dearest = loss
-        if self._bank < loss:
+        share = max(PROBE_SHARE * plain, 1e-9)
+        wait = (loss - self._bank) / share
+        if self.acceptance.record >= FOUND_OUT:
+            wait = max(wait, loss / share - (self._step - self._probed))
+        if wait > 0:
+            self._probe_at = self._step + min(math.ceil(wait), SELDOM)
             return None
         self._bank -= spent
         self._probed = self._step
+        self._probe_at = self._step + 3
         self._lively = self._step + 8
         self._decided = min(self._decided, self._step - SOON)
         lengths = [0] * count
