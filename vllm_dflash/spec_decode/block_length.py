@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from vllm_dflash.spec_decode.acceptance import AVERAGE, LEVELS, Acceptance
@@ -32,6 +32,13 @@ KNOWN, PACE_SHARE, PACE_JUMP = 8, 0.1, 0.15
 PLAIN_SHARE, LEAST_PATIENCE, MOST_PATIENCE = 0.004, 25.0, 250.0
 # A neighbour whose cost is not measured is tried when it promises so much of what the choice in use does.
 WORTH_A_TRIAL = 0.75
+# From n drafts, most being K, to those that are tried; the gain of a single one more may drown in the noise.
+MOVES: tuple[Callable[[int, int], int], ...] = (
+    lambda n, most: n - 1,
+    lambda n, most: n + 1,
+    lambda n, most: (n + most + 1) // 2,
+    lambda n, most: most,
+)
 # Steps after which a neighbour's cost is measured again, and what it must promise for that.
 TOUR, WORTH_ANOTHER = 100, 0.93
 # Verified requests that the record must amount to before drafting is taken up.
@@ -84,7 +91,7 @@ class BlockLength:
         self.step_cost = MeasuredCost()
         self.draft_cost = MeasuredCost()
         self.lengths = (0,) * len(LEVELS)
-        self._toured = [0, 0]
+        self._toured = [0] * len(MOVES)
         self._trial: tuple[int, ...] | None = None
         self._load: _Load | None = None
         self._levels: dict[str, int] = {}
@@ -120,16 +127,23 @@ class BlockLength:
             self._plain = self._step
 
     def _follow(self, step: Step) -> float:
-        """How much slower the machine is than the records say, by the loads whose cost is known: it shares its time
-        and its clock with others, and a length is not to look good for having been measured in a better hour."""
-        known = self.step_cost.samples(step.rows, step.requests, step.context) >= KNOWN
-        expected = self.step_cost.seconds(step.rows, step.requests, step.context) if known else 0.0
-        seconds = step.seconds - step.draft_seconds
-        if expected > 0 and seconds > 0:
-            self._ratios = (*self._ratios[-2:], math.log(seconds / expected))
-            off = sorted(self._ratios)[(len(self._ratios) - 1) // 2] - self._pace
+        """How much slower the machine is than the records say, by steps that this load has had before: it shares its
+        time and its clock with others, and a length is not to look good for having been measured in a better hour."""
+        known = self.step_cost.lately(step.rows, step.requests, step.context)
+        expected = self.step_cost.seconds(step.rows, step.requests, step.context)
+        if step.drafting:
+            context = step.context * step.drafting / step.requests
+            known = min(known, self.draft_cost.lately(step.draft_rows, step.drafting, context))
+            expected += self.draft_cost.seconds(step.draft_rows, step.drafting, context)
+        if known >= KNOWN and expected > 0 and step.seconds > 0:
+            self._ratios = (*self._ratios[-2:], math.log(step.seconds / expected) - self._pace)
+            off = sorted(self._ratios)[(len(self._ratios) - 1) // 2]
             # Three steps in a row that are off by so much are no noise.
-            self._pace += off if abs(off) > PACE_JUMP and len(self._ratios) == 3 else PACE_SHARE * off
+            if len(self._ratios) == 3 and (min(self._ratios) > PACE_JUMP or max(self._ratios) < -PACE_JUMP):
+                self._ratios = ()
+                self._pace += off
+            else:
+                self._pace += PACE_SHARE * min(max(off, -PACE_JUMP), PACE_JUMP)
         return math.exp(self._pace)
 
     def verified(self, request_ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]) -> None:
@@ -156,6 +170,8 @@ class BlockLength:
             return [0] * count
         changed = self._load is None or _differs(self._load, count, context)
         if changed:
+            self.step_cost.changed()
+            self.draft_cost.changed()
             self._probe_at = min(self._probe_at, self._probed + 3)
             self._lively = self._step + 40
             self._decided = self._step - SELDOM
@@ -218,18 +234,18 @@ class BlockLength:
             self._lively = self._step + 40
 
     def _neighbour(self, load: _Load) -> tuple[int, ...] | None:
-        """One draft more or less than now, where its cost is not measured, or not lately, and it may well be better."""
+        """Other drafts than now that may well be better, not measured under this load or long ago."""
         if not any(self.lengths):
             return None
         now = self._value(load, self.lengths)
-        for step in (-1, 1):
-            lengths = tuple(min(max(length + step, 1), self.most) if length else 0 for length in self.lengths)
+        for move, target in enumerate(MOVES):
+            lengths = tuple(min(max(target(n, self.most), 1), self.most) if n else 0 for n in self.lengths)
             rows = load.requests + sum(m * n for m, n in zip(load.members, lengths, strict=True))
-            measured = self.step_cost.samples(rows, load.requests, load.context) >= MEASURED
-            if lengths == self.lengths or (measured and self._step - self._toured[step > 0] < TOUR):
+            measured = self.step_cost.lately(rows, load.requests, load.context) >= MEASURED
+            if lengths == self.lengths or (measured and self._step - self._toured[move] < TOUR):
                 continue
             if self._value(load, lengths) > (WORTH_ANOTHER if measured else WORTH_A_TRIAL) * now:
-                self._toured[step > 0] = self._step
+                self._toured[move] = self._step
                 self._lively = max(self._lively, self._step + SOON)
                 return lengths
         return None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 # New samples count for at least this share of a cell's mean. What all loads share, the machine's pace, is followed
 # elsewhere and taken out before: means that ran after it would be worth nothing beside those of loads not run since.
 SMOOTHING = 0.03
+# What was measured before the load changed counts for so many samples: a cell's loads are nearly equal, not quite.
+OLD_SAMPLES = 2
 # A median that is off by more than this counts for half: it is no noise.
 JUMP = 0.08
 # A mean is of medians of so many: two of them in a row may be outliers.
@@ -28,19 +30,21 @@ class _Cell:
     seconds: float
     recent: tuple[float, ...]
     samples: int = 1
+    lately: int = 1
+    """Of the samples those since the load changed."""
     ratio: float = 1.0
     """Measured over fitted seconds."""
 
     def add(self, seconds: float, rows: int, requests: int, context: float) -> None:
         self.samples += 1
+        self.lately += 1
         self.recent = (*self.recent[1 - MEDIAN_OF :], seconds)
         # Of two the smaller: the first run of a shape may carry its warm-up.
         middle = sorted(self.recent)[(len(self.recent) - 1) // 2]
-        share = 1.0 if self.samples <= MEDIAN_OF else max(SMOOTHING, 1.0 / (self.samples - MEDIAN_OF + 1))
+        share = 1.0 if self.samples <= MEDIAN_OF else max(SMOOTHING, 1.0 / (self.lately + OLD_SAMPLES))
         if abs(middle - self.seconds) > JUMP * self.seconds:
             share = max(share, 0.5)
         self.seconds += share * (middle - self.seconds)
-        share = max(SMOOTHING, 1.0 / self.samples)
         self.rows += share * (rows - self.rows)
         self.requests += share * (requests - self.requests)
         self.context += share * (context - self.context)
@@ -74,6 +78,17 @@ class MeasuredCost:
         """How many samples there are of such a load."""
         cell = self._cells.get(_key(rows, requests, context))
         return 0 if cell is None else cell.samples
+
+    def lately(self, rows: int, requests: int, context: float) -> int:
+        """How many of them there are since `changed`."""
+        cell = self._cells.get(_key(rows, requests, context))
+        return 0 if cell is None else cell.lately
+
+    def changed(self) -> None:
+        """The load is another one now: what a cell holds may be that of a load that is only nearly equal."""
+        for cell in self._cells.values():
+            cell.lately = 0
+            cell.recent = (cell.seconds,)
 
     def seconds(self, rows: int, requests: int, context: float) -> float:
         """The expected seconds; 0 before the first sample."""
