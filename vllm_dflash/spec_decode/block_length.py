@@ -41,6 +41,8 @@ MOVES: tuple[Callable[[int, int], int], ...] = (
 )
 # Steps after which a neighbour's cost is measured again, and what it must promise for that.
 TOUR, WORTH_ANOTHER = 100, 0.93
+# Steps after which a cost counts as not measured.
+STALE = 400
 # Verified requests that the record must amount to before drafting is taken up.
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
@@ -241,7 +243,8 @@ class BlockLength:
         for move, target in enumerate(MOVES):
             lengths = tuple(min(max(target(n, self.most), 1), self.most) if n else 0 for n in self.lengths)
             rows = load.requests + sum(m * n for m, n in zip(load.members, lengths, strict=True))
-            measured = self.step_cost.lately(rows, load.requests, load.context) >= MEASURED
+            age = self.step_cost.age(rows, load.requests, load.context)
+            measured = age is not None and age < STALE
             if lengths == self.lengths or (measured and self._step - self._toured[move] < TOUR):
                 continue
             if self._value(load, lengths) > (WORTH_ANOTHER if measured else WORTH_A_TRIAL) * now:

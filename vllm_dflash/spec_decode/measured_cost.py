@@ -32,6 +32,8 @@ class _Cell:
     samples: int = 1
     lately: int = 1
     """Of the samples those since the load changed."""
+    last: int = 0
+    """When the last one came, in samples of all cells."""
     ratio: float = 1.0
     """Measured over fitted seconds."""
 
@@ -62,6 +64,7 @@ class MeasuredCost:
         self._cells: dict[tuple[int, int, int], _Cell] = {}
         self._weights = [0.0] * 4
         self._news = 0
+        self._observed = 0
 
     def observe(self, seconds: float, rows: int, requests: int, context: float) -> None:
         """One measured step. context: tokens before the rows, of all requests together."""
@@ -73,6 +76,8 @@ class MeasuredCost:
         else:
             cell.add(seconds, rows, requests, context)
             self._news += RENEWED if cell.samples < 4 else 1
+        self._observed += 1
+        self._cells[key].last = self._observed
 
     def samples(self, rows: int, requests: int, context: float) -> int:
         """How many samples there are of such a load."""
@@ -83,6 +88,11 @@ class MeasuredCost:
         """How many of them there are since `changed`."""
         cell = self._cells.get(_key(rows, requests, context))
         return 0 if cell is None else cell.lately
+
+    def age(self, rows: int, requests: int, context: float) -> int | None:
+        """How many steps ago such a load was measured last; None if it was less than thrice."""
+        cell = self._cells.get(_key(rows, requests, context))
+        return None if cell is None or cell.samples < 3 else self._observed - cell.last
 
     def changed(self) -> None:
         """The load is another one now: what a cell holds may be that of a load that is only nearly equal."""
