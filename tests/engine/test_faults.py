@@ -12,6 +12,7 @@ import torch
 from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
 from tests.support.engine import EngineError
+from tests.support.engine_process import drafter, model_runner
 
 pytestmark = pytest.mark.engine
 
@@ -20,12 +21,6 @@ GREEDY = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
 STAGES = {"inject": "combine_hidden_states", "forward": "forward", "candidates": "candidates", "select": "select"}
 
 _kept: dict = {}
-
-
-def drafter(llm):
-    from tests.support.engine_process import model_runner
-
-    return model_runner(llm).drafter
 
 
 def raise_in(llm, method: str, first: int, count: int) -> None:
@@ -44,13 +39,15 @@ def raise_in(llm, method: str, first: int, count: int) -> None:
 
 def raise_without(llm, stage: str) -> None:
     """From now on the target's forward, which the taps come from, or the verification raises."""
-    from tests.support.engine_process import model_runner
 
     def raising(*arguments, **options):
         raise RuntimeError(f"the {stage} was told to fail")
 
+    runner = model_runner(llm)
     if stage == "target":
-        model_runner(llm).model.forward = raising
+        runner.model.forward = raising
+    elif getattr(runner, "speculator", None) is not None:
+        runner.rejection_sampler._verify = raising
     else:
         drafter(llm).worker.verify = raising
 

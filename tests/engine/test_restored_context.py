@@ -13,6 +13,7 @@ from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
 from tests.support import connector
 from tests.support.checkpoints import DrafterShape
+from tests.support.engine_process import drafter
 
 pytestmark = pytest.mark.engine
 
@@ -42,9 +43,7 @@ def empty_store(llm) -> None:
 
 
 def restored_positions(llm) -> int:
-    from tests.support.engine_process import model_runner
-
-    return model_runner(llm).drafter.worker.tally.restored_context
+    return drafter(llm).worker.tally.restored_context
 
 
 @pytest.mark.parametrize("name", SHAPES)

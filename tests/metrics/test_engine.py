@@ -84,15 +84,26 @@ def test_counts_are_those_of_the_scheduler(engine, trained, runner) -> None:
         before = after
 
 
-def test_faults_are_counted_and_so_is_the_switch_off(engine, trained) -> None:
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_faults_are_counted_and_so_is_the_switch_off(engine, trained, runner) -> None:
     pair = trained("dflash2")
-    engine = engine("v1")
+    engine = engine(runner)
     fixed = {"dflash": {"block_length": 7}}
     options = {"additional_config": fixed, "enable_prefix_caching": False}
     engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **options)
     engine.traces()
     prompts = [prompt[-40:] for prompt in tiny_prompts(pair.target_shape.vocab_size)[:4]]
     greedy = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+
+    # Fifteen prompts of 40 tokens in steps of 512; one request wants no drafts.
+    before = scrape(engine)
+    short = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
+    without = short | {"extra_args": {"dflash": {"max_draft_tokens": 0}}}
+    engine.generate((prompts * 4)[:15], [without] + [short] * 14)
+    skipped = Difference(before, scrape(engine)).by(f"{PREFIX}skipped_drafts_total", "reason")
+    assert skipped == {"prompt": 1.0, "request": 5.0}
+    engine.traces()
+
     for first, count, faults, enabled in (
         (2, 2, {"exception": 2.0}, 1),
         (1, 10**6, {"exception": 3.0, "disabled": 1.0}, 0),

@@ -60,6 +60,7 @@ def test_dense_is_the_same_q_before_the_temperature() -> None:
     expected = torch.full((2, K, V), -torch.inf)
     expected[0].scatter_(1, ids[0], scores[0] * 0.5)
     expected[1, :2].scatter_(1, ids[1, :2], scores[1, :2])
+    expected[1, 2, 0] = 0
     assert torch.equal(dense, expected)
 
 
@@ -72,3 +73,11 @@ def test_bytes_held_for_a_large_server(capsys) -> None:
     with capsys.disabled():
         print(f"\nbytes held for q at 256 sequences, K=7, V=248,320: {q.nbytes:,} ({q.nbytes / 2**20:.2f} MiB)")
     assert q.nbytes < 2**20
+
+
+def test_cleared_drafts_are_their_own_q() -> None:
+    q = DraftSlots(R, K, C, "cpu")
+    tokens, ids, scores = written([0, 2])
+    q.write(torch.tensor([0, 2]), tokens, ids, scores)
+    q.clear(torch.tensor([2]))
+    assert (q.candidate_ids[2] == -1).all() and torch.equal(q.candidate_ids[0].long(), ids[0])

@@ -224,3 +224,16 @@ def test_a_cut_gives_one_token_more_than_its_drafts_and_leaves_the_others_alone(
     assert output[1].tolist() == [*drafted.token_ids[1].tolist(), 5]
     assert [int((row >= 0).sum()) for row in output] == [1, K + 1, 2 if accepted[2] else 1]
     assert output[0, 0] == drafted.token_ids[1, 0]
+
+
+def test_who_got_no_drafts_and_why() -> None:
+    """Only drafts that could have been made count as not finite: one of the two that had context and range."""
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, False)
+    told: list = []
+    worker.on_non_finite = lambda bad, requests: told.append((bad, requests))
+    flags = torch.tensor
+    without, out_of_range = flags([True, True, True, False, True]), flags([False, True, False, False, False])
+    no_context = flags([False, False, True, False, False])
+    worker.drafted(["nan", "end", "blind", "good", "unplanned"], [3, 3, 1, 3, 0], without, out_of_range, no_context)
+    assert told == [(["nan"], 2)]
+    assert worker.tally.skipped == {"range": 1, "no_context": 1, "fault": 1}

@@ -94,7 +94,12 @@ class Watch:
 
             def watched(input_batch: Any, *arguments: Any, **options: Any) -> Any:
                 drafts = propose(input_batch, *arguments, **options)
-                self.proposed = dict(zip(input_batch.req_ids, drafts.tolist(), strict=True))
+                rows = drafts.tolist()
+                if hasattr(speculator, "without"):
+                    # The plug-in's says whom it has no drafts for.
+                    without = speculator.without[: len(rows)].tolist()
+                    rows = [[] if none else row for none, row in zip(without, rows, strict=True)]
+                self.proposed = dict(zip(input_batch.req_ids, rows, strict=True))
                 return drafts
 
             speculator.propose = watched

@@ -54,6 +54,10 @@ class DraftSlots:
     def dense(self, slots: torch.Tensor, temperature: torch.Tensor, vocab_size: int) -> torch.Tensor:
         """Logits [B, K, V] fp32 of q before the temperature [B], for a verifier that knows no other form."""
         ids, scores = self.candidate_ids[slots].to(torch.int64), self.scores[slots]
+        # A missing draft stands in its row as token 0, and is certain.
+        missing = (ids < 0).all(dim=-1)
+        ids[..., 0] = torch.where(missing, 0, ids[..., 0])
+        scores[..., 0] = torch.where(missing, 0.0, scores[..., 0])
         scores = scores * torch.where(temperature > 0, temperature, 1.0)[:, None, None]
         # Absent candidates land in one more column, which is cut off.
         wide = scores.new_full((*ids.shape[:2], vocab_size + 1), -torch.inf)

@@ -182,12 +182,8 @@ class SpecDecodeWorker:
         with self.clock.stage("select", rows=count * self.drafts):
             token_ids, ids, scores = self.path(hidden.view(count, 1 + self.drafts, -1), anchors)
         out_of_range = anchors.positions + 1 >= anchors.limit
-        if self.observers:
-            self._readback.read(out_of_range.sum(), lambda number: self.tally.skip("range", number))
-        if self.on_non_finite is not None:
-            drafted_for = list(zip(anchors.request_ids, anchors.lengths or [self.drafts] * count, strict=True))
-            bad = (token_ids[:, 0] < 0) & ~out_of_range
-            self._readback.read(bad, lambda flags: self._tell_non_finite(drafted_for, flags))
+        planned = anchors.lengths or [self.drafts] * count
+        self.drafted(anchors.request_ids, planned, token_ids[:, 0] < 0, out_of_range)
         if anchors.lengths is not None and min(anchors.lengths) < self.drafts:
             lengths = torch.tensor(anchors.lengths).to(token_ids.device, non_blocking=True)
             slots_after = torch.arange(self.drafts, device=token_ids.device) >= lengths.unsqueeze(1)
@@ -220,11 +216,39 @@ class SpecDecodeWorker:
         finite = (logits.view(count, -1) < torch.inf).all(dim=1, keepdim=True)
         return token_ids.masked_fill((positions >= anchors.limit) | ~finite, -1), ids, scores
 
-    def _tell_non_finite(self, drafted: list[tuple[str, int]], flags: list[bool]) -> None:
-        assert self.on_non_finite is not None
-        bad = [request_id for (request_id, length), flag in zip(drafted, flags, strict=True) if flag and length]
-        self.tally.skip("fault", len(bad))
-        self.on_non_finite(bad, sum(length > 0 for _, length in drafted))
+    def drafted(
+        self,
+        request_ids: Sequence[str],
+        lengths: Sequence[int],
+        without: torch.Tensor,
+        out_of_range: torch.Tensor,
+        no_context: torch.Tensor | None = None,
+    ) -> None:
+        """Call it after each draft step; `draft` does. lengths: drafts planned for each of B requests.
+
+        without: [B] bool, requests that got none; out_of_range, no_context: [B] bool, those that could get none.
+        Of the others, those without came out as NaN or infinite.
+        """
+        drafted_for = list(zip(request_ids, lengths, strict=True))
+        reasons = [without, out_of_range] if no_context is None else [without, out_of_range, no_context]
+
+        def tell(flags: list[list[bool]]) -> None:
+            bad, drafted = [], 0
+            for (request_id, length), (none, *known) in zip(drafted_for, zip(*flags, strict=True), strict=True):
+                if not length:
+                    continue
+                if any(known):
+                    self.tally.skip("range" if known[0] else "no_context")
+                    continue
+                drafted += 1
+                if none:
+                    bad.append(request_id)
+            self.tally.skip("fault", len(bad))
+            if self.on_non_finite is not None:
+                self.on_non_finite(bad, drafted)
+
+        if self.observers or self.on_non_finite is not None:
+            self._readback.read(torch.stack(reasons), tell)
 
     def forget(self, scheduled: Collection[str], alive: Container[str]) -> None:
         """Drop the blocks that this step has verified or that nobody will verify.

@@ -172,7 +172,19 @@ SEAMS = (
         BASE,
         "DraftModelSpeculator._build_uniform_attn_metadata",
         ("self", "batch_desc", "num_reqs", "num_query_per_req", "seq_lens_cpu_upper_bound", "step", "causal"),
-        "overridden: none in a step without drafts",
+        "overridden: none in a step without drafts; the blocks before a request's context are taken out before",
+    ),
+    _used(
+        "vllm.v1.worker.gpu.block_table",
+        "BlockTables.gather_block_tables",
+        ("self", "idx_mapping", "num_reqs_padded"),
+        "fills the tables anew each step, so that a draft step may change them",
+    ),
+    _used(
+        "vllm.v1.kv_cache_interface",
+        "get_kv_cache_spec_sliding_window",
+        ("kv_cache_spec",),
+        "which of the drafter's KV cache groups keeps a whole sequence",
     ),
     _used(
         BASE,

@@ -25,10 +25,11 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm_dflash.checkpoint import load_draft
 from vllm_dflash.drafter.model import DFlashDrafter
 from vllm_dflash.engine.context_writer import ContextWriter
+from vllm_dflash.engine.v2.context import DraftContext, leave_out
 from vllm_dflash.engine.v2.lengths import NextDrafts, StepLengths
 from vllm_dflash.engine.v2.loading import load_drafter
 from vllm_dflash.engine.v2.steps import DraftStages
-from vllm_dflash.spec_decode import Anchors, DraftSlots, SpecDecodeWorker
+from vllm_dflash.spec_decode import Anchors, DraftSlots, FaultGuard, SpecDecodeWorker
 
 # What a DFlash (v1) drafter keeps a slot when its drafts are sampled, or their confidence is asked for.
 CANDIDATES_WITHOUT_SELECTOR = 16
@@ -69,8 +70,12 @@ class Speculator(DFlashSpeculator):
         causal = [config.is_causal(index) for index in range(config.num_hidden_layers)]
         self.requires_non_causal = not all(causal)
         self.parallel_drafting_token_id = config.mask_token_id
-        self.context: ContextWriter | None = None
+        self.writer: ContextWriter | None = None
         self.goes_without = False
+        # Where this step's context begins, if not everywhere at 0, and whose ends before it.
+        self.starts: list[int] | None = None
+        self.no_context: torch.Tensor | None = None
+        self.written = False
         # Stock's verification of watermarks takes part in sampling the drafts, which ours would not tell it about.
         watermarks = getattr(vllm_config, "watermark_config", None) is not None
         probabilistic = speculative.draft_sample_method == "probabilistic" and not watermarks
@@ -84,6 +89,7 @@ class Speculator(DFlashSpeculator):
         self.input_buffers = InputBuffers(self.max_num_reqs, self.most_rows, device)
         self._ones = torch.ones(self.max_num_reqs, dtype=torch.float32, device=device)
         self._steps = torch.arange(self.num_query_per_req, device=device)
+        self.without = torch.zeros(self.max_num_reqs, dtype=torch.bool, device=device)
 
     @property
     def max_model_len(self) -> int:
@@ -113,37 +119,90 @@ class Speculator(DFlashSpeculator):
         )
         self.stages = DraftStages(self.worker.clock)
         self.lengths = StepLengths(self.worker, self.vllm_config)
+        self.faults = FaultGuard(self.worker.tally)
+        self.worker.on_non_finite = self._non_finite
         return model
 
     def begin_step(self, input_batch: InputBatch) -> None:
         self.lengths.begin(input_batch, self.drafts)
 
     def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.goes_without, self.starts, self.no_context = False, None, None
         if kwargs.get("dummy_run"):
             return super().propose(input_batch, *args, **kwargs)
-        for reason, count in (self.drafts.skipped if self.drafts else {}).items():
-            self.worker.tally.skip(reason, count)
         # Data-parallel ranks run their draft steps side by side, so there nobody leaves one out.
-        self.goes_without = self.drafts is not None and self.dp_size == 1 and not any(self.drafts.lengths.values())
-        self.stages.begin(input_batch.num_tokens)
-        if self.goes_without:
-            # Eager: a captured draft step would be run as a whole.
+        in_step = self.dp_size > 1
+        lengths = self._planned(input_batch)
+        if not (self.faults.enabled or in_step):
+            return self._withdraw(input_batch)
+        self.goes_without = not (any(lengths) or in_step)
+        self.starts = self.context.starts(input_batch)
+        if self.goes_without or self.starts is not None:
+            # Eager: a captured draft step is run as a whole, and attends to the whole context.
             kwargs["is_profile"] = True
-        drafts = super().propose(input_batch, *args, **kwargs)
+        self.batch, self.written = input_batch, False
+        self.stages.begin(input_batch.num_tokens)
+        try:
+            drafts = super().propose(input_batch, *args, **kwargs)
+        except Exception as error:
+            self.stages.abandon()
+            self.faults.exception("its forward" if self.written else "writing its context", error)
+            if not self.written:
+                self.context.missed(input_batch)
+            self.worker.tally.skip("fault", sum(length > 0 for length in lengths))
+            return self._withdraw(input_batch)
         self.stages.end(drafted=not self.goes_without)
-        if self.goes_without:
-            self._withdraw(input_batch)
-            self.goes_without = False
+        if self.goes_without or not self.faults.enabled:
+            return self._withdraw(input_batch)
+        if self.worker.clock.paused:
+            return drafts
+        count = input_batch.num_reqs
+        out_of_range = self._anchor_positions(count) + 1 >= self.max_model_len
+        self.worker.drafted(input_batch.req_ids, lengths, self.without[:count], out_of_range, self.no_context)
         return drafts
 
-    def _withdraw(self, input_batch: InputBatch) -> None:
+    def _planned(self, input_batch: InputBatch) -> list[int]:
+        """Drafts of this step that each request gets rows for; counts those that get none."""
+        if self.drafts is None:
+            return [self.num_speculative_steps] * input_batch.num_reqs
+        lengths = [self.drafts.lengths.get(request_id, 0) for request_id in input_batch.req_ids]
+        enabled = self.faults.enabled
+        for reason, count in self.drafts.skipped.items():
+            self.worker.tally.skip(reason if enabled or reason != "unprofitable" else "fault", count)
+        if not enabled:
+            self.worker.tally.skip("fault", sum(length > 0 for length in lengths))
+        return lengths
+
+    def _withdraw(self, input_batch: InputBatch) -> torch.Tensor:
         """These requests have no drafts. Rows that are planned all the same hold token 0, judged as certain."""
-        self.draft_tokens[: input_batch.num_reqs] = 0
+        drafts = self.draft_tokens[: input_batch.num_reqs].zero_()
+        self.without.fill_(True)
         if self.draft_logits is not None:
             self.draft_logits.clear(input_batch.idx_mapping)
+        return drafts
+
+    def _non_finite(self, bad: list[str], requests: int) -> None:
+        """Of so many drafted requests these came out as NaN or infinite: their context so far is not used again."""
+        self.faults.non_finite(len(bad), requests)
+        if bad:
+            self.context.restart(bad, self.batch)
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
-        return None if self.goes_without else super()._build_uniform_attn_metadata(*args, **kwargs)
+        if self.goes_without:
+            return None
+        if self.starts is not None:
+            count, groups = len(self.starts), self.draft_kv_cache_group_ids
+            self.no_context, left_out = leave_out(
+                self.starts,
+                [self.block_tables.block_sizes[group] * self.dcp_size for group in groups],
+                [self.block_tables.input_block_tables[group][:count] for group in groups],
+                self.input_buffers.seq_lens[:count],
+                self._anchor_positions(count),
+                self.num_query_per_req,
+            )
+            bound = kwargs["seq_lens_cpu_upper_bound"][:count] - torch.tensor(left_out, dtype=torch.int32)
+            kwargs["seq_lens_cpu_upper_bound"] = bound.clamp(min=0)
+        return super()._build_uniform_attn_metadata(*args, **kwargs)
 
     def _validate_local_argmax_reduction(self) -> None:
         """Candidates are always reduced over the ranks, never whole logits."""
@@ -160,7 +219,8 @@ class Speculator(DFlashSpeculator):
         if slots.shape[1] < self.most_rows:
             block_tables.slot_mappings = slots.new_zeros(slots.shape[0], self.most_rows)
         super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
-        self.context = None
+        self.writer = None
+        self.context = DraftContext(kv_cache_config, self.draft_kv_cache_group_ids, self.num_speculative_steps)
         self._check_causality()
 
     def _check_causality(self) -> None:
@@ -181,15 +241,15 @@ class Speculator(DFlashSpeculator):
 
     def _writer(self) -> ContextWriter:
         """Made at the first step, once the caches are bound."""
-        if self.context is None:
+        if self.writer is None:
             assert self._layer_group_idx is not None
             sizes = [
                 self.block_tables.block_sizes[self.draft_kv_cache_group_ids[group]] for group in self._layer_group_idx
             ]
-            self.context = ContextWriter(self.model, sizes)
+            self.writer = ContextWriter(self.model, sizes)
             groups = torch.tensor(self._layer_group_idx, device=self.device)
             self._layer_groups = groups if len(self.draft_kv_cache_group_ids) > 1 else None
-        return self.context
+        return self.writer
 
     def _precompute_context_kv(self, start: int, end: int, dummy_run: bool = False) -> None:
         features, positions = self.hidden_states[start:end], self.context_positions[start:end]
@@ -200,6 +260,7 @@ class Speculator(DFlashSpeculator):
         slots = self._context_slot_mappings[:, start:end]
         own = slots[0] if self._layer_groups is None else slots.index_select(0, self._layer_groups)
         writer.write(features, positions, own)
+        self.written = start == 0
         if not self.goes_without:
             self.stages.next("draft", 0)
 
@@ -233,6 +294,9 @@ class Speculator(DFlashSpeculator):
             self.max_model_len,
         )
         token_ids, candidate_ids, scores = self.worker.path(hidden[:rows].view(num_reqs, block, -1), anchors)
+        if self.no_context is not None:
+            token_ids = token_ids.masked_fill(self.no_context.unsqueeze(1), -1)
+        torch.lt(token_ids[:, 0], 0, out=self.without[:num_reqs])
         if self.draft_logits is not None:
             self.draft_logits.write(slots, token_ids, candidate_ids, scores)
         # The target embeds what it is given, so a missing draft becomes token 0; it is judged as certain, like any

@@ -74,6 +74,10 @@ class DraftStages:
             self._open.__exit__(None, None, None)
             self._open = None
 
+    def abandon(self) -> None:
+        """The step failed: the stage that is open did not come to its end."""
+        self._open = None
+
     def _start(self, stage: str, rows: int) -> None:
         self._open = self.clock.stage(stage, rows=rows)
         self._open.__enter__()
@@ -98,8 +102,10 @@ def execute_model(stock: Callable[..., Any]) -> Callable[..., Any]:
             self.speculator.drafts = getattr(scheduler_output, "vllm_dflash_drafts", None)
             live = self.step_timing.live = not dummy_run and not _warms_up(scheduler_output)
             worker.clock.paused = not live
-            if live and self.vllm_dflash_metrics is not None:
-                self.vllm_dflash_metrics.follow(scheduler_output)
+            if live:
+                worker.tally.restored_context += self.speculator.context.follow(scheduler_output)
+                if self.vllm_dflash_metrics is not None:
+                    self.vllm_dflash_metrics.follow(scheduler_output)
         return stock(self, scheduler_output, intermediate_tensors, dummy_run, **kwargs)
 
     return wrapper
