@@ -170,7 +170,7 @@ def test_the_controllers_lengths(v2, trained):
     )
     v2.probe(probes.tick)
     v2.probe(probes.count_forwards)
-    greedy = {"temperature": 0, "max_tokens": 70, "ignore_eos": True}
+    greedy = {"temperature": 0, "max_tokens": 90, "ignore_eos": True}
     outputs = v2.generate(tiny_prompts(pair.target_shape.vocab_size, longest=40)[:2], greedy)
     lengths = check(pair, outputs, v2.traces(), 7)
     steps = v2.probe(probes.forward_counts)
