@@ -20,6 +20,8 @@ RESERVE = 6.0
 # Verified requests that the record must amount to before probes keep to PROBE_SHARE one by one; what was put by is for
 # finding out, not for trying on what is known not to pay.
 FOUND_OUT = 12.0
+# Where drafts are further than this from paying, the share shrinks with the distance: little is to be found out.
+NEAR = 0.1
 # One request in this many drafts in a probe, at least.
 PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
@@ -97,7 +99,7 @@ class BlockLength:
         self._trial: tuple[int, ...] | None = None
         self._load: _Load | None = None
         self._levels: dict[str, int] = {}
-        self._bank = self._reserve = self._dearest = 0.0
+        self._bank = self._reserve = self._dearest = self._shortfall = 0.0
         self._pace = 0.0
         self._ratios: tuple[float, ...] = ()
         self._turn = 0
@@ -222,7 +224,8 @@ class BlockLength:
 
     def _decide(self, load: _Load) -> None:
         self._decided = self._step
-        value, lengths = self._best(load)
+        value, lengths, drafting = self._best(load)
+        self._shortfall = 1 - drafting / max(self._value(load, (0,) * len(LEVELS)), 1e-9)
         if lengths == self.lengths:
             return
         if not any(self.lengths) and self.acceptance.record < EVIDENCE:
@@ -253,8 +256,8 @@ class BlockLength:
                 return lengths
         return None
 
-    def _best(self, load: _Load) -> tuple[float, tuple[int, ...]]:
-        """The lengths a level with the most tokens a second.
+    def _best(self, load: _Load) -> tuple[float, tuple[int, ...], float]:
+        """The lengths a level with the most tokens a second: (tokens a second, lengths, the most with any drafts).
 
         Each further draft costs one row, whoever's it is, so they are taken in the order of their probabilities; what
         is left is how many.
@@ -269,6 +272,7 @@ class BlockLength:
         lengths = [0] * len(LEVELS)
         tokens, rows, drafting = float(load.requests), load.requests, 0
         best = tokens / max(self._seconds(load, rows, 0), 1e-9), tuple(lengths)
+        most = 0.0
         for negative, k, level in items:
             members = load.members[level]
             lengths[level] = k + 1
@@ -276,11 +280,12 @@ class BlockLength:
             rows += members
             drafting += members if k == 0 else 0
             value = tokens / max(self._seconds(load, rows, drafting), 1e-9)
+            most = max(most, value)
             if value > best[0]:
                 best = value, tuple(lengths)
         # Nobody is at the other levels now; whoever gets there before the next look is taken for the average.
         usual = best[1][AVERAGE] if load.members[AVERAGE] else max(best[1])
-        return best[0], tuple(n if m else usual for n, m in zip(best[1], load.members, strict=True))
+        return best[0], tuple(n if m else usual for n, m in zip(best[1], load.members, strict=True)), most
 
     def _value(self, load: _Load, lengths: Sequence[int]) -> float:
         """Tokens a second of these lengths."""
@@ -319,6 +324,7 @@ class BlockLength:
         share = max(PROBE_SHARE * plain, 1e-9)
         wait = (loss - self._bank) / share
         if self.acceptance.record >= FOUND_OUT:
+            share *= min(1.0, NEAR / max(self._shortfall, 1e-9))
             wait = max(wait, loss / share - (self._step - self._probed))
         if wait > 0:
             self._probe_at = self._step + min(math.ceil(wait), SELDOM)
