@@ -58,7 +58,7 @@ lint: setup
 check-cuda: setup
 	@$(RUN) -m pytest -q tests/ops/test_compilation.py
 
-# A small matrix of `vllm-dflash bench` on the demo pair; on two cores about a quarter of an hour.
+# A small matrix of `vllm-dflash bench` on the demo pair; on two cores five minutes.
 bench-demo: demo-pair
 	@VLLM_CPU_KVCACHE_SPACE=$${VLLM_CPU_KVCACHE_SPACE:-1} HF_HUB_OFFLINE=1 .venv/bin/vllm-dflash bench \
 		.demo/target .demo/drafter --out .demo/bench --groups ngram,dflash2 --workloads code,chat,prose \
