@@ -6,10 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from vllm_dflash.spec_decode.acceptance import AVERAGE, LEVELS, Acceptance
 from vllm_dflash.spec_decode.measured_cost import MeasuredCost
 
+# Nobody drafts.
+PLAIN = (0,) * len(LEVELS)
 # Another choice must promise this much more before it replaces the one in use: other drafts than now, plain decoding
 # instead of drafts, drafts instead of plain decoding (where the record is small, and only drafting makes it grow).
 HYSTERESIS, GIVING_UP, TAKING_UP = 0.015, 0.01, 0.005
@@ -69,6 +72,11 @@ class Step:
     draft_rows: int = 0
     drafting: int = 0
 
+    @property
+    def draft_context(self) -> float:
+        """Context tokens of the drafting requests, the others' taken for as many each."""
+        return self.context * self.drafting / self.requests
+
 
 @dataclass(frozen=True)
 class _Load:
@@ -94,7 +102,7 @@ class BlockLength:
         self.acceptance = Acceptance(most)
         self.step_cost = MeasuredCost()
         self.draft_cost = MeasuredCost()
-        self.lengths = (0,) * len(LEVELS)
+        self.lengths = PLAIN
         self._toured = [0] * len(MOVES)
         self._trial: tuple[int, ...] | None = None
         self._load: _Load | None = None
@@ -117,8 +125,7 @@ class BlockLength:
         pace = self._follow(step)
         seconds = step.seconds / pace
         if step.drafting:
-            context = step.context * step.drafting / step.requests
-            self.draft_cost.observe(step.draft_seconds / pace, step.draft_rows, step.drafting, context)
+            self.draft_cost.observe(step.draft_seconds / pace, step.draft_rows, step.drafting, step.draft_context)
         rest = max(seconds - step.draft_seconds / pace, 0.0)
         self.step_cost.observe(rest, step.rows, step.requests, step.context)
         plain = self._plain_seconds() or seconds
@@ -136,12 +143,11 @@ class BlockLength:
         known = self.step_cost.lately(step.rows, step.requests, step.context)
         expected = self.step_cost.seconds(step.rows, step.requests, step.context)
         if step.drafting:
-            context = step.context * step.drafting / step.requests
-            known = min(known, self.draft_cost.lately(step.draft_rows, step.drafting, context))
-            expected += self.draft_cost.seconds(step.draft_rows, step.drafting, context)
+            known = min(known, self.draft_cost.lately(step.draft_rows, step.drafting, step.draft_context))
+            expected += self.draft_cost.seconds(step.draft_rows, step.drafting, step.draft_context)
         if known >= KNOWN and expected > 0 and step.seconds > 0:
             self._ratios = (*self._ratios[-2:], math.log(step.seconds / expected) - self._pace)
-            off = sorted(self._ratios)[(len(self._ratios) - 1) // 2]
+            off = median_low(self._ratios)
             # Three steps in a row that are off by so much are no noise.
             if len(self._ratios) == 3 and (min(self._ratios) > PACE_JUMP or max(self._ratios) < -PACE_JUMP):
                 self._ratios = ()
@@ -193,7 +199,7 @@ class BlockLength:
                 return [0] * count
             self._decide(load)
             self._trial = self._neighbour(load)
-            gain = 1 - self._value(load, (0,) * len(LEVELS)) / max(self._value(load, self.lengths), 1e-9)
+            gain = 1 - self._value(load, PLAIN) / max(self._value(load, self.lengths), 1e-9)
             self._patience = min(max(gain / PLAIN_SHARE, LEAST_PATIENCE), MOST_PATIENCE)
         load = self._load
         if not any(self.lengths):
@@ -211,7 +217,7 @@ class BlockLength:
         """Estimate of tokens a second with the lengths in use over those of plain decoding."""
         if self._load is None or not any(self.lengths):
             return 1.0
-        plain = self._value(self._load, (0,) * len(LEVELS))
+        plain = self._value(self._load, PLAIN)
         return self._value(self._load, self.lengths) / plain if plain > 0 else 1.0
 
     def _plain_seconds(self) -> float:
@@ -225,7 +231,7 @@ class BlockLength:
     def _decide(self, load: _Load) -> None:
         self._decided = self._step
         value, lengths, drafting = self._best(load)
-        self._shortfall = 1 - drafting / max(self._value(load, (0,) * len(LEVELS)), 1e-9)
+        self._shortfall = 1 - drafting / max(self._value(load, PLAIN), 1e-9)
         if lengths == self.lengths:
             return
         if not any(self.lengths) and self.acceptance.record < EVIDENCE:
@@ -247,7 +253,8 @@ class BlockLength:
             lengths = tuple(min(max(target(n, self.most), 1), self.most) if n else 0 for n in self.lengths)
             rows = load.requests + sum(m * n for m, n in zip(load.members, lengths, strict=True))
             age = self.step_cost.age(rows, load.requests, load.context)
-            measured = age is not None and age < STALE
+            samples = self.step_cost.samples(rows, load.requests, load.context)
+            measured = age is not None and age < STALE and samples >= MEASURED
             if lengths == self.lengths or (measured and self._step - self._toured[move] < TOUR):
                 continue
             if self._value(load, lengths) > (WORTH_ANOTHER if measured else WORTH_A_TRIAL) * now:

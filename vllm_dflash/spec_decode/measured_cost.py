@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 # New samples count for at least this share of a cell's mean. What all loads share, the machine's pace, is followed
 # elsewhere and taken out before: means that ran after it would be worth nothing beside those of loads not run since.
@@ -42,7 +43,7 @@ class _Cell:
         self.lately += 1
         self.recent = (*self.recent[1 - MEDIAN_OF :], seconds)
         # Of two the smaller: the first run of a shape may carry its warm-up.
-        middle = sorted(self.recent)[(len(self.recent) - 1) // 2]
+        middle = median_low(self.recent)
         share = 1.0 if self.samples <= MEDIAN_OF else max(SMOOTHING, 1.0 / (self.lately + OLD_SAMPLES))
         if abs(middle - self.seconds) > JUMP * self.seconds:
             share = max(share, 0.5)
@@ -90,9 +91,9 @@ class MeasuredCost:
         return 0 if cell is None else cell.lately
 
     def age(self, rows: int, requests: int, context: float) -> int | None:
-        """How many steps ago such a load was measured last; None if it was less than thrice."""
+        """How many steps ago such a load was measured last; None: never."""
         cell = self._cells.get(_key(rows, requests, context))
-        return None if cell is None or cell.samples < 3 else self._observed - cell.last
+        return None if cell is None else self._observed - cell.last
 
     def changed(self) -> None:
         """The load is another one now: what a cell holds may be that of a load that is only nearly equal."""
