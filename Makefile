@@ -50,6 +50,7 @@ test-v2: demo-pair
 	@$(RUN) -m pytest tests/engine/test_v2_runner.py tests/engine/test_distributed.py tests/engine/test_against_stock.py \
 		-k "not demo" $(PYTEST_ARGS)
 	@$(RUN) -m pytest --runner v2 @tests/engine/v2_tests.txt $(PYTEST_ARGS)
+	@$(RUN) -m pytest --runner v2 --asynchronous @tests/engine/v2_asynchronous_tests.txt $(PYTEST_ARGS)
 
 lint: setup
 	@$(RUN) -m ruff check .

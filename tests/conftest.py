@@ -29,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--runner", choices=("v1", "v2"), default="v1", help="vLLM's model runner (v2: interpreted)")
     group.addoption(
+        "--asynchronous", action="store_true", help="with --runner v2: schedule asynchronously, as on a GPU"
+    )
+    group.addoption(
         "--demo-pair", type=Path, default=Path(".demo"), help="folder of target/ and drafter/ (make demo-pair)"
     )
 
@@ -54,7 +57,9 @@ def few_processes(processes: Processes) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def serving(pytestconfig: pytest.Config, plugin: bool, processes: Processes) -> Serving:
-    return Serving(plugin, pytestconfig.getoption("--runner"), processes)
+    return Serving(
+        plugin, pytestconfig.getoption("--runner"), processes, pytestconfig.getoption("--asynchronous")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from tests.support.engine_process import drafter, model_runner
 pytestmark = pytest.mark.engine
 
 K = 7
+BLOCK = 32
 GREEDY = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
 STAGES = {"inject": "combine_hidden_states", "forward": "forward", "candidates": "candidates", "select": "select"}
 
@@ -97,9 +98,9 @@ def case(serving, trained):
     engine.start(pair.target)
     plain = [output.token_ids for output in engine.generate(prompts, GREEDY)]
 
-    def start():
+    def start(prefix_caching: bool = False):
         # Metrics would empty the tally that the tests read.
-        options = {"additional_config": {"dflash": {"metrics": False}}, "enable_prefix_caching": False}
+        options = {"additional_config": {"dflash": {"metrics": False}}, "enable_prefix_caching": prefix_caching}
         engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": K}, **options)
         return engine
 
@@ -150,6 +151,31 @@ def test_context_that_was_not_written_is_not_attended(case):
     for trace in traces.values():
         trace.steps = [step for step in trace.steps if step.drafts]
     assert check_drafts(pair, outputs, traces, K, starts={outputs[0].request_id: 64}) >= 1
+
+
+def test_a_hole_in_the_middle_is_not_attended(case):
+    """Two steps of decoding write no context: drafts go on from the next block, for who shares the blocks too."""
+    start, pair, prompts, plain = case
+    engine = start(prefix_caching=True)
+    engine.probe(raise_in, STAGES["inject"], 9, 2)
+    [output] = engine.generate(prompts[:1], GREEDY | {"max_tokens": 120})
+    assert output.token_ids[:32] == plain[0]
+    traces = engine.traces()
+    steps = traces[output.request_id].steps
+    failed = next(index for index, step in enumerate(steps) if not step.drafts)
+    after = next(index for index, step in enumerate(steps) if index > failed and step.drafts)
+    end = BLOCK * (steps[after].anchor_position // BLOCK)
+    assert failed == 8 and steps[failed].anchor_position < end <= steps[failed].anchor_position + 2 * BLOCK
+    assert not any(step.drafts for step in steps[failed:after])
+    traces[output.request_id].steps = steps[:failed]
+    assert check_drafts(pair, [output], traces, K) == 8
+    traces[output.request_id].steps = steps[after:]
+    assert check_drafts(pair, [output], traces, K, starts={output.request_id: end}) >= 4
+
+    prompt = output.prompt_token_ids + output.token_ids[:-1]
+    [sharing] = engine.generate([prompt], GREEDY)
+    assert sharing.cached_tokens == len(prompt) // BLOCK * BLOCK and engine.probe(state)[1]
+    assert check_drafts(pair, [sharing], engine.traces(), K, starts={sharing.request_id: end}) >= 4
 
 
 def test_three_failed_steps_switch_speculation_off_loudly(case):

@@ -25,6 +25,9 @@ Runner = Literal["v1", "v2"]
 
 LONGEST_CALL = 1800
 
+# Keeps asynchronous scheduling on, which vLLM's CPU platform switches off (v2_on_cpu/interpreter_backend.py).
+ASYNCHRONOUS = ("V2_ON_CPU_ASYNCHRONOUS", "1")
+
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -81,6 +84,8 @@ class EngineProcess:
         with every step.
         """
         speculative = arguments.pop("speculative", {})
+        if ASYNCHRONOUS in tuple(dict(self.environment).items()):
+            arguments.setdefault("async_scheduling", True)
         arguments = DEFAULTS | arguments | {"model": str(target)}
         options = arguments.get("additional_config", {}).get("dflash", {})
         if drafter is not None and "block_length" not in options:

@@ -85,10 +85,12 @@ class Watch:
         self.traces: dict[str, Trace] = {}
         self.proposed: dict[str, list[int]] = {}
         self.scheduler = engine_core(llm).scheduler
+        self.speculator = speculator = getattr(model_runner(llm), "speculator", None)
+        # Then the scheduler learns of no draft, and a step's verdicts after the next one's drafts.
+        self.asynchronous = engine_core(llm).async_scheduling
         self._wrap(self.scheduler, "update_from_output", self._before_update)
         self._wrap(self.scheduler, "update_draft_token_ids", self._before_drafts)
         self._wrap(self.scheduler, "_preempt_request", self._before_preemption)
-        self.speculator = speculator = getattr(model_runner(llm), "speculator", None)
         if speculator is not None:
             propose = speculator.propose
 
@@ -100,6 +102,9 @@ class Watch:
                     without = speculator.without[: len(rows)].tolist()
                     rows = [[] if none else row for none, row in zip(without, rows, strict=True)]
                 self.proposed = dict(zip(input_batch.req_ids, rows, strict=True))
+                if self.asynchronous and not options.get("dummy_run"):
+                    # num_sampled and num_rejected.
+                    self._in_worker(input_batch, rows, arguments[4].tolist(), arguments[5].tolist())
                 return drafts
 
             speculator.propose = watched
@@ -122,6 +127,8 @@ class Watch:
             row = model_runner_output.req_id_to_index[request_id]
             if not len(model_runner_output.sampled_token_ids[row]):
                 self.trace(request_id).unfinished_chunks += 1
+        if self.asynchronous:
+            return
         for request_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
             row = model_runner_output.req_id_to_index[request_id]
             sampled = model_runner_output.sampled_token_ids[row]
@@ -134,7 +141,25 @@ class Watch:
                 # The scheduler fills a request that starts with one token up with drafts nobody made.
                 assert set(drafts) == {-1} and len(sampled) == 1, "placeholders were accepted"
 
+    def _in_worker(self, batch: Any, rows: list[list[int]], sampled: list[int], rejected: list[int]) -> None:
+        """The same from what the worker knows at the end of a step: its verdicts, and then its drafts."""
+        count = batch.num_reqs
+        computed = batch.num_computed_tokens_np[:count] + batch.num_scheduled_tokens[:count]
+        past = (computed >= batch.prefill_len_np[:count]).tolist()
+        verified = [0] * count if batch.num_draft_tokens_per_req is None else batch.num_draft_tokens_per_req.tolist()
+        lengths = batch.seq_lens[:count].tolist()
+        for row, request_id in enumerate(batch.req_ids):
+            steps = self.trace(request_id).steps
+            if verified[row] and steps and steps[-1].accepted is None:
+                steps[-1].scheduled, steps[-1].accepted = verified[row], sampled[row] - 1
+            if past[row]:
+                anchor = lengths[row] - rejected[row]
+                fit = max(self.speculator.max_model_len - 1 - anchor, 0)
+                steps.append(DraftStep(anchor, rows[row][: min(fit, self.speculator.drafts.lengths[request_id])]))
+
     def _before_drafts(self, draft_token_ids: Any) -> None:
+        if self.asynchronous:
+            return
         for request_id, drafts in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
             request = self.scheduler.requests.get(request_id)
             if request is None or request.is_finished() or request.is_prefill_chunk:
@@ -165,6 +190,8 @@ class Engine:
         self.stop()
         traced = arguments.pop("traced", True)
         self.llm = LLM(**arguments)
+        if not envs.VLLM_ENABLE_V1_MULTIPROCESSING and arguments.get("async_scheduling"):
+            assert engine_core(self.llm).batch_queue is not None, "the next step is not planned ahead of this one's end"
         if traced and not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
             self.watch = Watch(self.llm)
 

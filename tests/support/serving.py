@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.checkpoints import DrafterShape
-from tests.support.engine import EngineProcess, Runner
+from tests.support.engine import ASYNCHRONOUS, EngineProcess, Runner
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Serving:
     plugin: bool
     runner: Runner
     processes: Callable[..., EngineProcess]
+    asynchronous: bool = False
 
     def process(self, shape: DrafterShape, **options) -> EngineProcess:
         """A process whose engine can serve a drafter of this shape.
@@ -26,6 +27,8 @@ class Serving:
         runner = self.runner
         if not self.plugin and (shape.architecture == "dflash2" or len(set(shape.layer_types or ())) > 1):
             runner = "v2"
+        if self.asynchronous and runner == "v2":
+            options["environment"] = (*options.get("environment", ()), ASYNCHRONOUS)
         return self.processes(runner=runner, plugin=self.plugin, **options)
 
     def needs_plugin(self, what: str) -> None:
