@@ -2,6 +2,8 @@
 """Runs in every worker of an engine (`LLM.collective_rpc`): what each rank drafted and accepted."""
 
 import functools
+import time
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -26,6 +28,44 @@ def noted(worker: Any) -> list[tuple]:
     return worker.noted
 
 
-def everywhere(llm: Any, function: Any) -> list[Any]:
+def follow(worker: Any, patterns: Sequence[Sequence[int]] | None = None, delay: float = 0.0) -> None:
+    """On V2: from now on notes each step's lengths, None where it is a dummy one, and how often the drafter ran in it.
+
+    patterns: by rank, what its controller finds best for the i-th request of its n-th step, pattern[n + i]. delay:
+    seconds that each forward of the drafter takes longer.
+    """
+    runner, steps = worker.model_runner, []
+    worker.steps = steps
+    execute_model = runner.execute_model
+
+    def following(scheduler_output: Any, *arguments: Any, **options: Any) -> Any:
+        if scheduler_output.total_num_scheduled_tokens:
+            drafts = getattr(scheduler_output, "vllm_dflash_drafts", None)
+            steps.append({"lengths": None if drafts is None else drafts.lengths, "forwards": 0})
+        return execute_model(scheduler_output, *arguments, **options)
+
+    def forward(module: Any, arguments: Any) -> None:
+        time.sleep(delay)
+        steps[-1]["forwards"] += 1
+
+    runner.execute_model = following
+    if runner.speculator is None:
+        return
+    runner.speculator.model.register_forward_pre_hook(forward)
+    if patterns is not None:
+        pattern, planned = patterns[worker.rank % len(patterns)], iter(range(1 << 60))
+
+        def plan(request_ids: Sequence[str], context: float) -> list[int]:
+            step = next(planned)
+            return [pattern[(step + i) % len(pattern)] for i in range(len(request_ids))]
+
+        runner.speculator.lengths.planner.controller.plan = plan
+
+
+def followed(worker: Any) -> list[dict[str, Any]]:
+    return worker.steps
+
+
+def everywhere(llm: Any, function: Any, *arguments: Any) -> list[Any]:
     """The function's answer of each rank (a probe: the engine's process asks its workers)."""
-    return llm.collective_rpc(function)
+    return llm.collective_rpc(function, args=arguments)

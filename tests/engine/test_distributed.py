@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several ranks on vLLM's own executors: the target's tokens, and ranks that agree on every draft and every verdict."""
 
+import json
 import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -11,7 +13,8 @@ from examples.demo.server import Server
 from tests.engine import ranks
 from tests.engine.prompts import tiny_prompts
 from tests.reference.target import ReferenceTarget
-from tests.support.engine import of_runner
+from tests.support.engine import close_all, of_runner
+from tests.support.experts import as_mixture
 
 pytestmark = pytest.mark.engine
 
@@ -62,18 +65,21 @@ def test_tensor_parallel(processes, plugin, trained, runner, architecture):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("runner", "architecture"), [("v1", "dflash"), ("v1", "dflash2"), ("v2", "dflash"), ("v2", "dflash2")]
+    ("runner", "architecture", "length"),
+    [("v1", "dflash", 7), ("v1", "dflash2", 7), ("v2", "dflash", 7), ("v2", "dflash2", 7), ("v2", "dflash2", "auto")],
 )
-def test_data_parallel(plugin, trained, tmp_path, runner, architecture):
-    """`vllm serve --data-parallel-size 2`: both engines serve, draft and accept, and every token is the target's."""
+def test_data_parallel(plugin, trained, tmp_path, runner, architecture, length):
+    """`vllm serve --data-parallel-size 2`: both engines serve, draft and accept, and every token is the target's.
+
+    The target is dense, so vLLM lets the engines run on their own.
+    """
     if not plugin:
         pytest.skip("the plug-in under several ranks")
     pair = trained(architecture)
     arguments = ["--data-parallel-size", "2", "--api-server-count", "1"]
     arguments += ["--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--block-size", "32"]
     arguments += ["--speculative-config", f'{{"method": "dflash", "model": "{pair.drafter}"}}']
-    # All drafts: what pays on a busy machine is another matter.
-    arguments += ["--additional-config", '{"dflash": {"block_length": 7}}']
+    arguments += ["--additional-config", json.dumps({"dflash": {"block_length": length}})]
     server = Server(pair.target, "two engines", tmp_path / "server.log", arguments)
     server.command[server.command.index("--max-model-len") + 1] = "512"
     server.environment |= ON_CPU | {"VLLM_PLUGINS": "dflash", "OMP_NUM_THREADS": "1"} | of_runner(runner)
@@ -92,9 +98,14 @@ def test_data_parallel(plugin, trained, tmp_path, runner, architecture):
     assert tokens == [target.greedy(prompt, GREEDY["max_tokens"]) for prompt in prompts]
     info = {labels["engine"]: labels["runner"] for labels in map(labels_of, INFO.findall(metrics))}
     assert info == {"0": runner, "1": runner}
-    for engine in ("0", "1"):
-        for counter in ("num_draft_tokens", "num_accepted_tokens"):
-            found = re.search(rf'vllm:spec_decode_{counter}_total{{engine="{engine}".*}} (\S+)', metrics)
+    # What pays on a busy machine is another matter; that is looked for is certain.
+    counters = [r'vllm_dflash:skipped_drafts_total{engine="%s",.*reason="unprofitable".*}']
+    if length != "auto":
+        names = ("num_draft_tokens", "num_accepted_tokens")
+        counters = [rf'vllm:spec_decode_{name}_total{{engine="%s".*}}' for name in names]
+    for counter in counters:
+        for engine in ("0", "1"):
+            found = re.search(f"{counter % engine} (\\S+)", metrics)
             assert found and float(found[1]) > 0, f"{counter} of engine {engine}"
 
 
@@ -125,3 +136,105 @@ def test_pipeline_parallel(processes, plugin, trained, architecture):
         accepted.append(counters["spec_decode_num_accepted_tokens"] / counters["spec_decode_num_draft_tokens"])
     # The drafts are as good as on one rank: had the taps been mixed up, hardly one would be right.
     assert accepted[0] == pytest.approx(accepted[1], rel=0.2)
+
+
+AUTO = {"additional_config": {"dflash": {"block_length": "auto"}}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
+def test_ranks_take_the_same_lengths(processes, plugin, trained, parallel):
+    """`"auto"` on V2 over two ranks, scheduled asynchronously: each finds other lengths best, one rank's are taken."""
+    pair = trained("dflash2")
+    engine = several(processes, plugin, "v2", V2_ON_CPU_ASYNCHRONOUS="1")
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
+    target = ReferenceTarget(pair.target)
+    longer = GREEDY | {"max_tokens": 40}
+    expected = [target.greedy(prompt, 40) for prompt in prompts]
+    ranked = {f"{parallel}_parallel_size": 2}
+
+    def start(*following) -> None:
+        engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **AUTO, **ranked)
+        engine.probe(ranks.everywhere, ranks.follow, *following)
+
+    def lengths_and_forwards() -> tuple[list[list[int]], list[int]]:
+        first, second = engine.probe(ranks.everywhere, ranks.followed)
+        assert [step["lengths"] for step in first] == [step["lengths"] for step in second]
+        forwards = [step["forwards"] for step in second]
+        # Of the pipeline's stages only the last one drafts.
+        assert [step["forwards"] for step in first] == (forwards if parallel == "tensor" else [0] * len(first))
+        lengths = [list(step["lengths"].values()) for step in second]
+        assert forwards == [int(any(planned)) for planned in lengths]
+        return lengths, forwards
+
+    # The rank that answers the scheduler is the first of the last stage.
+    patterns = [[0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 2, 5], [0, 0, 0, 0, 0, 0, 0, 0, 6, 3, 4]]
+    start(patterns)
+    assert [output.token_ids for output in engine.generate(prompts, longer)] == expected
+    lengths, forwards = lengths_and_forwards()
+    assert {length for planned in lengths for length in planned} == set(patterns[parallel == "pipeline"])
+    assert 3 <= sum(forwards) <= len(forwards) - 3
+    assert engine.counters()["spec_decode_num_accepted_tokens"] > 0
+
+    # By the ranks' own clocks, where a forward of the drafter takes far too long.
+    start(None, 0.4)
+    assert [output.token_ids for output in engine.generate(prompts, longer)] == expected
+    _, forwards = lengths_and_forwards()
+    print(forwards)
+    assert len(forwards) >= 40 and sum(forwards) <= len(forwards) / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
+def test_data_parallel_ranks_in_step(processes, plugin, trained, tmp_path, architecture):
+    """Experts are spread over data-parallel ranks, which therefore step together, with dummy steps where one is idle.
+
+    `"auto"`: each engine has lengths of its own, and all of them run the drafter's forward every time.
+    """
+    pair = trained(architecture)
+    target = as_mixture(pair.target, tmp_path / "mixture")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"VLLM_DP_SIZE": "2", "VLLM_DP_MASTER_IP": "127.0.0.1", "VLLM_DP_MASTER_PORT": str(port)}
+    engines = [
+        several(
+            processes,
+            plugin,
+            "v2",
+            VLLM_DP_RANK=str(rank),
+            VLLM_DP_RANK_LOCAL=str(rank),
+            V2_ON_CPU_ASYNCHRONOUS="1",
+            VLLM_CPU_OMP_THREADS_BIND="nobind",
+            **place,
+        )
+        for rank in range(2)
+    ]
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
+    # The second engine is idle long before the first one is done.
+    shares, most = (prompts[:5], prompts[5:]), (40, 12)
+    patterns = [[0, 0, 0, 0, 0, 0, 7, 2, 5], [0, 0, 3, 4]]
+
+    def serve(rank: int) -> tuple[list[list[int]], list[dict]]:
+        engine = engines[rank]
+        engine.start(target, pair.drafter, speculative={"num_speculative_tokens": 7}, **AUTO)
+        engine.probe(ranks.everywhere, ranks.follow, [patterns[rank]])
+        outputs = engine.generate(shares[rank], GREEDY | {"max_tokens": most[rank]})
+        [steps] = engine.probe(ranks.everywhere, ranks.followed)
+        return [output.token_ids for output in outputs], steps
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            served = list(pool.map(serve, range(2)))
+    finally:
+        close_all(engines)
+    # All experts are the dense target's MLP.
+    dense = ReferenceTarget(pair.target)
+    for share, tokens, (found, steps), pattern in zip(shares, most, served, patterns, strict=True):
+        assert found == [dense.greedy(prompt, tokens) for prompt in share]
+        assert {step["forwards"] for step in steps} == {1}
+        lengths = {length for step in steps for length in (step["lengths"] or {}).values()}
+        assert lengths == set(pattern)
+    assert any(not any(step["lengths"].values()) for step in served[0][1] if step["lengths"] is not None)
+    assert sum(step["lengths"] is None for step in served[1][1]) > 10
+    assert abs(len(served[0][1]) - len(served[1][1])) <= 1

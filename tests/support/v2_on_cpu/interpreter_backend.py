@@ -29,6 +29,7 @@ def install() -> None:
     widen_bfloat16_in_dots()
     _give_libdevice_a_log1p()
     _after_import("vllm.v1.sample.ops.topk_topp_sampler", _sort_for_top_k_top_p)
+    _after_import("vllm.distributed.device_communicators.cpu_communicator", _gather_rows_of_data_parallel_ranks)
     if os.environ.get(ASYNCHRONOUS):
         _after_import("vllm.platforms.cpu", _keep_asynchronous_scheduling)
 
@@ -43,6 +44,32 @@ def _keep_asynchronous_scheduling(platform) -> None:
         vllm_config.scheduler_config.async_scheduling = wanted
 
     platform.CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
+
+
+def _gather_rows_of_data_parallel_ranks(communicator) -> None:
+    """vLLM's CPU communicator lacks the two operations that experts want when ranks hold unlike numbers of rows."""
+    import torch
+    import torch.distributed as dist
+
+    def all_gatherv(self, input_, dim=0, sizes=None):
+        if isinstance(input_, list):
+            return [all_gatherv(self, one, dim, sizes) for one in input_]
+        assert dim == 0 and sizes is not None
+        padded = input_.new_zeros(max(sizes), *input_.shape[1:])
+        padded[: input_.shape[0]] = input_
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=self.cpu_group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def reduce_scatterv(self, input_, dim=-1, sizes=None):
+        assert dim == 0 and sizes is not None
+        total = input_.clone()
+        dist.all_reduce(total, group=self.cpu_group)
+        first = sum(sizes[: self.rank_in_group])
+        return total[first : first + sizes[self.rank_in_group]]
+
+    communicator.CpuCommunicator.all_gatherv = all_gatherv
+    communicator.CpuCommunicator.reduce_scatterv = reduce_scatterv
 
 
 def _sort_for_top_k_top_p(sampler) -> None:
