@@ -103,7 +103,7 @@ def test_preempted_requests(serving, trained, architecture):
 def test_sequences_longer_than_the_drafts_positions(serving, make, architecture):
     """vllm#57941, vllm#57964: the engine died at the first request beyond the draft's max_position_embeddings.
 
-    Short requests speculate up to the draft's range, beside long ones that go on without drafts.
+    Short requests speculate up to the draft's range, beside long ones that go on without drafts and rows for them.
     """
     serving.needs_plugin("a draft range below the target's")
     shape = DrafterShape(architecture=architecture, max_positions=64)
@@ -118,3 +118,5 @@ def test_sequences_longer_than_the_drafts_positions(serving, make, architecture)
     drafted = [sum(len(step.drafts) for step in traces[output.request_id].steps) for output in outputs]
     assert drafted[0] == drafted[3] == 0
     assert min(drafted[1], drafted[4]) > 100
+    rows = [len(traces[output.request_id].stand_ins) for output in outputs]
+    assert max(rows[0], rows[3]) <= serving.late

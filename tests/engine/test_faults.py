@@ -137,8 +137,11 @@ def test_without_target_or_verification_the_engine_ends_as_stock_s_does(case, st
     assert [output.token_ids for output in engine.generate(prompts, GREEDY)] == plain
 
 
-def test_context_that_was_not_written_is_not_attended(case):
-    """The first chunk of context fails: what follows drafts from the rest, as the reference does from there."""
+def test_context_that_was_not_written_is_not_attended(serving, case):
+    """The first chunk of context fails: what follows drafts from the rest, as the reference does from there.
+
+    Until there is a rest to draft from, no rows are verified.
+    """
     start, pair, prompts, plain = case
     engine = start()
     engine.probe(raise_in, STAGES["inject"], 1, 1)
@@ -148,6 +151,8 @@ def test_context_that_was_not_written_is_not_attended(case):
     # The prompt's 40 rows, in blocks of 32: drafts begin behind position 64.
     steps = traces[outputs[0].request_id].steps
     assert all(not step.drafts for step in steps if step.anchor_position < 64)
+    assert next(step.anchor_position for step in steps if step.drafts) == 64
+    assert len(traces[outputs[0].request_id].stand_ins) <= serving.late
     for trace in traces.values():
         trace.steps = [step for step in trace.steps if step.drafts]
     assert check_drafts(pair, outputs, traces, K, starts={outputs[0].request_id: 64}) >= 1
@@ -203,8 +208,8 @@ def test_non_finite_weights_give_no_drafts_and_switch_off(case):
     engine.probe(mend_weight)
 
 
-def test_one_requests_non_finite_context_is_left_behind(case):
-    """Its neighbours draft on, and so does the request itself once it has context again."""
+def test_one_requests_non_finite_context_is_left_behind(serving, case):
+    """Its neighbours draft on, and so does the request itself once it has context again; till then it has no rows."""
     start, _, prompts, plain = case
     engine = start()
     engine.probe(spoil_context_of, 0, 1)
@@ -215,4 +220,6 @@ def test_one_requests_non_finite_context_is_left_behind(case):
     traces = engine.traces()
     first, *others = (traces[output.request_id].steps for output in outputs)
     assert not first[0].drafts and any(step.drafts for step in first)
+    assert sum(not step.drafts for step in first) >= 20
+    assert len(traces[outputs[0].request_id].stand_ins) <= serving.late
     assert all(step.drafts for steps in others for step in steps)

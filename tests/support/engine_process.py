@@ -51,6 +51,11 @@ class Trace:
     def verified(self) -> list[DraftStep]:
         return [step for step in self.steps if step.accepted is not None]
 
+    @property
+    def stand_ins(self) -> list[DraftStep]:
+        """Steps for which rows were verified although there were no drafts."""
+        return [step for step in self.verified if step.scheduled and not step.drafts]
+
 
 def engine_core(llm: Any) -> Any:
     """The EngineCore of an in-process engine."""

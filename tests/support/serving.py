@@ -31,6 +31,11 @@ class Serving:
             options["environment"] = (*options.get("environment", ()), ASYNCHRONOUS)
         return self.processes(runner=runner, plugin=self.plugin, **options)
 
+    @property
+    def late(self) -> int:
+        """Steps with planned rows after the one that tells that a request can have no drafts."""
+        return {"v1": 0, "v2": 2 if self.asynchronous else 1}[self.runner]
+
     def needs_plugin(self, what: str) -> None:
         if not self.plugin:
             pytest.skip(f"{what}: only the plug-in has it")

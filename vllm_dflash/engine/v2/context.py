@@ -20,14 +20,17 @@ from vllm_dflash.spec_decode import ContextValidity
 class DraftContext:
     """ContextValidity over the blocks of that one of these KV cache groups that keeps most of a sequence.
 
-    drafts: K. An asynchronous scheduler counts the drafts of a step that is still on its way as accepted.
+    block_sizes: tokens a block of each group's tables. drafts: K. An asynchronous scheduler counts the drafts of a step
+    that is still on its way as accepted.
     """
 
-    def __init__(self, kv_cache_config: Any, groups: Sequence[int], drafts: int) -> None:
+    def __init__(self, kv_cache_config: Any, groups: Sequence[int], block_sizes: Sequence[int], drafts: int) -> None:
         specs = {group: kv_cache_config.kv_cache_groups[group].kv_cache_spec for group in groups}
         self.group = min(groups, key=lambda group: get_kv_cache_spec_sliding_window(specs[group]) is not None)
         self.block_size: int = specs[self.group].block_size
+        self.block_sizes = block_sizes
         self.drafts = drafts
+        self._verified: dict[str, int] = {}
         self.validity = ContextValidity(self.block_size)
         self.blocks: dict[str, list[int]] = {}
 
@@ -35,6 +38,7 @@ class DraftContext:
         """Requests that enter and blocks that are handed out in a step -> computed positions without draft KV."""
         for request_id in scheduler_output.finished_req_ids:
             self.blocks.pop(request_id, None)
+            self._verified.pop(request_id, None)
         if self.validity.has_starts:
             self.validity.forget(self.blocks)
         notes = restored.of(scheduler_output)
@@ -57,6 +61,31 @@ class DraftContext:
         starts = [self.validity.start(request_id) for request_id in batch.req_ids]
         return starts if any(starts) else None
 
+    def undraftable(self, batch: Any, ahead: int, limit: int) -> dict[str, str]:
+        """Requests of an InputBatch that surely get no draft when they have gone `ahead` steps further, and why.
+
+        limit: the first position that no draft may take. Where a request stands is known but for what becomes of this
+        step's drafts and, if two steps lie between a plan and its drafts, of those before: it is taken for the least.
+        """
+        count = batch.num_reqs
+        ends = batch.num_computed_tokens_np[:count] + batch.num_scheduled_tokens[:count]
+        drafts = batch.num_draft_tokens_per_req
+        verified = [0] * count if drafts is None else drafts[:count].tolist()
+        before = [self._verified.get(request_id, 0) if ahead > 1 else 0 for request_id in batch.req_ids]
+        self._verified.update(zip(batch.req_ids, verified, strict=True))
+        if not self.validity.has_starts and int(ends.max()) + ahead + 1 < limit:
+            return {}
+        found = {}
+        rows = zip(batch.req_ids, ends.tolist(), batch.prefill_len_np[:count].tolist(), verified, before, strict=True)
+        for request_id, end, prompt, now, earlier in rows:
+            anchor = end - now - earlier + ahead
+            start = self.validity.start(request_id)
+            if anchor + 1 >= limit:
+                found[request_id] = "range"
+            elif start and end >= prompt and anchor < attended_from(start, self.block_sizes):
+                found[request_id] = "no_context"
+        return found
+
     def missed(self, batch: Any) -> None:
         """The rows of this step were not written: they are no context for anybody."""
         count = batch.num_reqs
@@ -75,6 +104,12 @@ class DraftContext:
                 self.validity.restart(request_id, ends.get(request_id, held))
 
 
+def attended_from(start: int, block_sizes: Sequence[int]) -> int:
+    """The first position behind `start` where a block of every group begins: one length serves all groups."""
+    unit = math.lcm(*block_sizes)
+    return -(-start // unit) * unit
+
+
 def leave_out(
     starts: Sequence[int],
     block_sizes: Sequence[int],
@@ -89,9 +124,7 @@ def leave_out(
     seq_lens: [B] int32, blocks of `block` rows included. anchors: [B] int64 positions. Tables and seq_lens change.
     -> ([B] bool: nothing of the request's context is left, its drafts mean nothing; B positions left out).
     """
-    # One length serves all groups, so they all leave out as much.
-    unit = math.lcm(*block_sizes)
-    positions = [-(-start // unit) * unit for start in starts]
+    positions = [attended_from(start, block_sizes) for start in starts]
     left_out = torch.tensor(positions).to(seq_lens.device, non_blocking=True)
     for size, table in zip(block_sizes, tables, strict=True):
         entries = torch.arange(table.shape[1], device=table.device) + (left_out // size).unsqueeze(1)

@@ -9,7 +9,7 @@ tells the workers with the step whose drafts they are, `NextDrafts`. All ranks d
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_dflash.options import server_options
@@ -20,10 +20,14 @@ from vllm_dflash.spec_decode.length_planner import LengthPlanner
 
 @dataclass(frozen=True)
 class Lengths:
-    """From the worker: drafts that pay for each request of a step, and for whoever was not in it."""
+    """From the worker: drafts that pay for each request of a step, and for whoever was not in it.
+
+    undraftable: requests of the step that can get none, and why.
+    """
 
     usual: int
     by_request: dict[str, int]
+    undraftable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class StepLengths:
         if drafts is not None:
             self.planner.drafted(sum(1 for length in drafts.lengths.values() if length))
 
-    def after(self, batch: Any, alive: Container[str]) -> Lengths:
+    def after(self, batch: Any, alive: Container[str], undraftable: dict[str, str]) -> Lengths:
         """What pays from now on, as far as this step tells. alive: ids of the requests that have not ended."""
         self.planner.forget(alive)
         count = batch.num_reqs
@@ -66,4 +70,4 @@ class StepLengths:
         else:
             # Nobody drafts in a step that measures plain decoding, and few do in one that tries drafts.
             usual = controller.lengths[AVERAGE] if any(lengths) or not ids else 0
-        return Lengths(usual, dict(zip(ids, lengths, strict=True)))
+        return Lengths(usual, dict(zip(ids, lengths, strict=True)), undraftable)

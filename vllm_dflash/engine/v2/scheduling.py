@@ -34,18 +34,23 @@ class DraftRows:
         option = server_options(scheduler.vllm_config.additional_config).block_length
         self.usual = 0 if option == "auto" else option
         self.newest: dict[str, int] = {}
+        self.undraftable: dict[str, str] = {}
         self.planned = NextDrafts({}, {})
 
-    def learn(self, lengths: Lengths) -> None:
-        """What the worker of a step says pays."""
+    def learn(self, request_ids: Iterable[str], lengths: Lengths) -> None:
+        """What the worker of a step of these requests says pays."""
         self.usual = lengths.usual
         self.newest.update(lengths.by_request)
+        for request_id in request_ids if self.undraftable else ():
+            self.undraftable.pop(request_id, None)
+        self.undraftable.update(lengths.undraftable)
 
     def plan(self, scheduler_output: Any) -> NextDrafts:
         """The drafts of a step, once, before they are drawn."""
         self.table.forget(self.requests)
-        for request_id in [request_id for request_id in self.newest if request_id not in self.requests]:
-            del self.newest[request_id]
+        for known in (self.newest, self.undraftable):
+            for request_id in [request_id for request_id in known if request_id not in self.requests]:
+                del known[request_id]
         ids = list(scheduler_output.num_scheduled_tokens)
         plan = DraftPlan(len(ids), scheduler_output.num_spec_tokens_to_schedule)
         for row, request_id in enumerate(ids):
@@ -56,6 +61,8 @@ class DraftRows:
             own = self.table.options(request_id, request.sampling_params).max_draft_tokens
             if own is not None:
                 plan.cap(row, own, "request")
+            if request_id in self.undraftable:
+                plan.cap(row, 0, self.undraftable[request_id])
             plan.cap(row, self.newest.get(request_id, self.usual), "unprofitable")
         self.planned = NextDrafts(dict(zip(ids, plan.lengths, strict=True)), plan.skipped)
         return self.planned
@@ -129,4 +136,4 @@ def learn(scheduler: Any, model_runner_output: Any) -> None:
     lengths: Lengths | None = getattr(model_runner_output, "vllm_dflash_lengths", None)
     rows = rows_of(scheduler)
     if lengths is not None and rows is not None:
-        rows.learn(lengths)
+        rows.learn(model_runner_output.req_ids, lengths)

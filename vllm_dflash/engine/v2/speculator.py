@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from vllm_dflash.checkpoint import load_draft
 from vllm_dflash.drafter.model import DFlashDrafter
 from vllm_dflash.engine.context_writer import ContextWriter
 from vllm_dflash.engine.v2.context import DraftContext, leave_out
-from vllm_dflash.engine.v2.lengths import NextDrafts, StepLengths
+from vllm_dflash.engine.v2.lengths import Lengths, NextDrafts, StepLengths
 from vllm_dflash.engine.v2.loading import load_drafter
 from vllm_dflash.engine.v2.steps import DraftStages
 from vllm_dflash.spec_decode import Anchors, DraftSlots, FaultGuard, SpecDecodeWorker
@@ -126,6 +126,13 @@ class Speculator(DFlashSpeculator):
     def begin_step(self, input_batch: InputBatch) -> None:
         self.lengths.begin(input_batch, self.drafts)
 
+    def next_lengths(self, input_batch: InputBatch, alive: Container[str]) -> Lengths:
+        """At a step's end, for the scheduler: what it shall plan from now on. alive: requests that have not ended."""
+        # It has planned one step more by then where it is a step ahead.
+        ahead = 2 if self.vllm_config.scheduler_config.async_scheduling else 1
+        undraftable = self.context.undraftable(input_batch, ahead, self.max_model_len)
+        return self.lengths.after(input_batch, alive, undraftable)
+
     def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.goes_without, self.starts, self.no_context = False, None, None
         if kwargs.get("dummy_run"):
@@ -194,7 +201,7 @@ class Speculator(DFlashSpeculator):
             count, groups = len(self.starts), self.draft_kv_cache_group_ids
             self.no_context, left_out = leave_out(
                 self.starts,
-                [self.block_tables.block_sizes[group] * self.dcp_size for group in groups],
+                self.context.block_sizes,
                 [self.block_tables.input_block_tables[group][:count] for group in groups],
                 self.input_buffers.seq_lens[:count],
                 self._anchor_positions(count),
@@ -220,7 +227,9 @@ class Speculator(DFlashSpeculator):
             block_tables.slot_mappings = slots.new_zeros(slots.shape[0], self.most_rows)
         super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
         self.writer = None
-        self.context = DraftContext(kv_cache_config, self.draft_kv_cache_group_ids, self.num_speculative_steps)
+        groups = self.draft_kv_cache_group_ids
+        sizes = [block_tables.block_sizes[group] * self.dcp_size for group in groups]
+        self.context = DraftContext(kv_cache_config, groups, sizes, self.num_speculative_steps)
         self._check_causality()
 
     def _check_causality(self) -> None:

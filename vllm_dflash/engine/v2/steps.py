@@ -154,7 +154,7 @@ def sample_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
             worker.observe(batch.req_ids, counts, None, self.vllm_dflash_num_sampled[: batch.num_reqs])
         prefilling = batch.is_prefilling_np[: batch.num_reqs].tolist()
         worker.end_step([id for id, unfinished in zip(batch.req_ids, prefilling, strict=True) if not unfinished])
-        carrier(output).vllm_dflash_lengths = self.speculator.lengths.after(batch, self.req_states.req_id_to_index)
+        carrier(output).vllm_dflash_lengths = self.speculator.next_lengths(batch, self.req_states.req_id_to_index)
         if self.vllm_dflash_metrics is not None:
             self.vllm_dflash_metrics.hand_over(output)
         return output
