@@ -62,6 +62,39 @@ def follow(worker: Any, patterns: Sequence[Sequence[int]] | None = None, delay: 
         runner.speculator.lengths.planner.controller.plan = plan
 
 
+def spoil_context(worker: Any, row: int, late: Sequence[int]) -> None:
+    """In the next step that row of the drafter's context becomes NaN. late: by rank, steps after which the rank reads
+    what became of its drafts, as devices may be late."""
+    speculator = worker.model_runner.speculator
+    readback, waiting = speculator.worker._readback, []
+
+    def read(numbers: Any, then: Any) -> None:
+        waiting.append([late[worker.rank], numbers.tolist(), then])
+
+    def poll() -> None:
+        for entry in waiting:
+            entry[0] -= 1
+        while waiting and waiting[0][0] < 0:
+            _, numbers, then = waiting.pop(0)
+            then(numbers)
+
+    readback.read, readback.poll = read, poll
+    combine = speculator.model.combine_hidden_states
+
+    def spoiled(taps: Any) -> Any:
+        features = combine(taps)
+        features[row] = float("nan")
+        speculator.model.combine_hidden_states = combine
+        return features
+
+    speculator.model.combine_hidden_states = spoiled
+
+
+def faults(worker: Any) -> tuple[dict[str, int], bool]:
+    tally = worker.model_runner.speculator.worker.tally
+    return dict(tally.faults), tally.enabled
+
+
 def followed(worker: Any) -> list[dict[str, Any]]:
     return worker.steps
 

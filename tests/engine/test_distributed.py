@@ -185,6 +185,33 @@ def test_ranks_take_the_same_lengths(processes, plugin, trained, parallel):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("late", [(0, 2), (2, 0)], ids=["second-late", "first-late"])
+def test_ranks_leave_the_same_context_behind(processes, plugin, trained, late):
+    """A request's context became NaN, and one of two tensor-parallel ranks hears of it later than the other."""
+    pair = trained("dflash2")
+    engine = several(processes, plugin, "v2", V2_ON_CPU_ASYNCHRONOUS="1")
+    prompts = [prompt[:61] for prompt in tiny_prompts(pair.target_shape.vocab_size) if len(prompt) >= 61][:3]
+    greedy = GREEDY | {"max_tokens": 60}
+    # Metrics would empty the tally.
+    options = {"additional_config": {"dflash": {"metrics": False, "block_length": 7}}, "tensor_parallel_size": 2}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **options)
+    engine.probe(ranks.everywhere, ranks.watch)
+    engine.probe(ranks.everywhere, ranks.follow)
+    engine.probe(ranks.everywhere, ranks.spoil_context, 0, late)
+    outputs = engine.generate(prompts, greedy)
+    target = ReferenceTarget(pair.target)
+    assert [output.token_ids for output in outputs] == [target.greedy(prompt, 60) for prompt in prompts]
+    first, second = engine.probe(ranks.everywhere, ranks.noted)
+    verdicts = [entry for entry in first if entry[0] == "reject_sparse"]
+    assert verdicts == [entry for entry in second if entry[0] == "reject_sparse"]
+    faults = engine.probe(ranks.everywhere, ranks.faults)
+    assert all(found["non_finite"] in (1, 2) and enabled for found, enabled in faults)
+    # The requests draft to their end.
+    *_, last = engine.probe(ranks.everywhere, ranks.followed)[0]
+    assert set(last["lengths"].values()) == {7}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
 def test_data_parallel_ranks_in_step(processes, plugin, trained, tmp_path, architecture):
     """Experts are spread over data-parallel ranks, which therefore step together, with dummy steps where one is idle.

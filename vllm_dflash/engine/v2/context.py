@@ -7,7 +7,7 @@ The runner keeps a request's blocks on the device alone, so those of one group a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,14 +94,21 @@ class DraftContext:
             blocks = self.blocks.get(request_id, [])
             self.validity.missed(request_id, blocks, max(first - self.drafts, 0), first + rows)
 
-    def restart(self, request_ids: Sequence[str], batch: Any) -> None:
-        """What these requests have for context so far is not to be attended any more. batch: the latest one."""
+    def ends(self, request_ids: Sequence[str], batch: Any) -> dict[str, int]:
+        """Where what these requests have for context ends, at the most. batch: the latest one."""
         most = (batch.num_computed_tokens_np + batch.num_scheduled_tokens).tolist()
         ends = dict(zip(batch.req_ids, most, strict=True))
-        for request_id in request_ids:
+        return {
+            request_id: ends.get(request_id, len(self.blocks[request_id]) * self.block_size)
+            for request_id in request_ids
+            if request_id in self.blocks
+        }
+
+    def restart(self, starts: Mapping[str, int]) -> None:
+        """What these requests have for context before these positions is not to be attended any more."""
+        for request_id, start in starts.items():
             if request_id in self.blocks:
-                held = len(self.blocks[request_id]) * self.block_size
-                self.validity.restart(request_id, ends.get(request_id, held))
+                self.validity.restart(request_id, start)
 
 
 def attended_from(start: int, block_sizes: Sequence[int]) -> int:

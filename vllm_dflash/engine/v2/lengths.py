@@ -22,23 +22,25 @@ from vllm_dflash.spec_decode.length_planner import LengthPlanner
 class Lengths:
     """From the worker: drafts that pay for each request of a step, and for whoever was not in it.
 
-    undraftable: requests of the step that can get none, and why.
+    undraftable: requests of the step that can get none, and why. restarts: where the context of requests begins anew.
     """
 
     usual: int
     by_request: dict[str, int]
     undraftable: dict[str, str] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class NextDrafts:
     """From the scheduler: how many of the drafts of a step each of its requests gets rows for.
 
-    skipped: by reason, requests that get none.
+    skipped: by reason, requests that get none. restarts: as in Lengths, before this step.
     """
 
     lengths: dict[str, int]
     skipped: dict[str, int]
+    restarts: dict[str, int] = field(default_factory=dict)
 
 
 class StepLengths:
@@ -54,7 +56,9 @@ class StepLengths:
         if drafts is not None:
             self.planner.drafted(sum(1 for length in drafts.lengths.values() if length))
 
-    def after(self, batch: Any, alive: Container[str], undraftable: dict[str, str]) -> Lengths:
+    def after(
+        self, batch: Any, alive: Container[str], undraftable: dict[str, str], restarts: dict[str, int]
+    ) -> Lengths:
         """What pays from now on, as far as this step tells. alive: ids of the requests that have not ended."""
         self.planner.forget(alive)
         count = batch.num_reqs
@@ -70,4 +74,4 @@ class StepLengths:
         else:
             # Nobody drafts in a step that measures plain decoding, and few do in one that tries drafts.
             usual = controller.lengths[AVERAGE] if any(lengths) or not ids else 0
-        return Lengths(usual, dict(zip(ids, lengths, strict=True)), undraftable)
+        return Lengths(usual, dict(zip(ids, lengths, strict=True)), undraftable, restarts)

@@ -35,6 +35,7 @@ class DraftRows:
         self.usual = 0 if option == "auto" else option
         self.newest: dict[str, int] = {}
         self.undraftable: dict[str, str] = {}
+        self.restarts: dict[str, int] = {}
         self.planned = NextDrafts({}, {})
 
     def learn(self, request_ids: Iterable[str], lengths: Lengths) -> None:
@@ -44,6 +45,7 @@ class DraftRows:
         for request_id in request_ids if self.undraftable else ():
             self.undraftable.pop(request_id, None)
         self.undraftable.update(lengths.undraftable)
+        self.restarts.update(lengths.restarts)
 
     def plan(self, scheduler_output: Any) -> NextDrafts:
         """The drafts of a step, once, before they are drawn."""
@@ -64,7 +66,8 @@ class DraftRows:
             if request_id in self.undraftable:
                 plan.cap(row, 0, self.undraftable[request_id])
             plan.cap(row, self.newest.get(request_id, self.usual), "unprofitable")
-        self.planned = NextDrafts(dict(zip(ids, plan.lengths, strict=True)), plan.skipped)
+        restarts, self.restarts = self.restarts, {}
+        self.planned = NextDrafts(dict(zip(ids, plan.lengths, strict=True)), plan.skipped, restarts)
         return self.planned
 
     def cap(self, request_ids: Iterable[str]) -> None:

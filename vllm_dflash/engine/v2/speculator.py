@@ -90,6 +90,11 @@ class Speculator(DFlashSpeculator):
         self._ones = torch.ones(self.max_num_reqs, dtype=torch.float32, device=device)
         self._steps = torch.arange(self.num_query_per_req, device=device)
         self.without = torch.zeros(self.max_num_reqs, dtype=torch.bool, device=device)
+        # Ranks of one model hear at different times that drafts came out as NaN, and must verify the same rows: what
+        # they do about it comes from the first of them, with the plan of a step.
+        self.together = vllm_config.parallel_config.tensor_parallel_size > 1
+        self.restarts: dict[str, int] = {}
+        self.restarting: set[str] = set()
 
     @property
     def max_model_len(self) -> int:
@@ -123,6 +128,15 @@ class Speculator(DFlashSpeculator):
         self.worker.on_non_finite = self._non_finite
         return model
 
+    def follow(self, scheduler_output: Any) -> int:
+        """A step is scheduled -> computed positions in it without draft KV."""
+        masked = self.context.follow(scheduler_output)
+        self.restarting.difference_update(scheduler_output.finished_req_ids)
+        if self.drafts is not None and self.drafts.restarts:
+            self.context.restart(self.drafts.restarts)
+            self.restarting.difference_update(self.drafts.restarts)
+        return masked
+
     def begin_step(self, input_batch: InputBatch) -> None:
         self.lengths.begin(input_batch, self.drafts)
 
@@ -131,7 +145,8 @@ class Speculator(DFlashSpeculator):
         # It has planned one step more by then where it is a step ahead.
         ahead = 2 if self.vllm_config.scheduler_config.async_scheduling else 1
         undraftable = self.context.undraftable(input_batch, ahead, self.max_model_len)
-        return self.lengths.after(input_batch, alive, undraftable)
+        restarts, self.restarts = self.restarts, {}
+        return self.lengths.after(input_batch, alive, undraftable, restarts)
 
     def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.goes_without, self.starts, self.no_context = False, None, None
@@ -140,7 +155,9 @@ class Speculator(DFlashSpeculator):
         # Data-parallel ranks run their draft steps side by side, so there nobody leaves one out.
         in_step = self.dp_size > 1
         lengths = self._planned(input_batch)
-        if not (self.faults.enabled or in_step):
+        # Once speculation is off, nothing is planned any more.
+        enabled = self.faults.enabled or self.together
+        if not (enabled or in_step):
             return self._withdraw(input_batch)
         self.goes_without = not (any(lengths) or in_step)
         self.starts = self.context.starts(input_batch)
@@ -159,7 +176,7 @@ class Speculator(DFlashSpeculator):
             self.worker.tally.skip("fault", sum(length > 0 for length in lengths))
             return self._withdraw(input_batch)
         self.stages.end(drafted=not self.goes_without)
-        if self.goes_without or not self.faults.enabled:
+        if self.goes_without or not enabled:
             return self._withdraw(input_batch)
         if self.worker.clock.paused:
             return drafts
@@ -190,9 +207,20 @@ class Speculator(DFlashSpeculator):
 
     def _non_finite(self, bad: list[str], requests: int) -> None:
         """Of so many drafted requests these came out as NaN or infinite: their context so far is not used again."""
+        if self.together:
+            # Known already, and on its way through the scheduler.
+            requests -= len(bad)
+            bad = [request_id for request_id in bad if request_id not in self.restarting]
+            requests += len(bad)
         self.faults.non_finite(len(bad), requests)
-        if bad:
-            self.context.restart(bad, self.batch)
+        if not bad:
+            return
+        starts = self.context.ends(bad, self.batch)
+        if self.together:
+            self.restarting.update(starts)
+            self.restarts |= starts
+        else:
+            self.context.restart(starts)
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if self.goes_without:

@@ -103,7 +103,7 @@ def execute_model(stock: Callable[..., Any]) -> Callable[..., Any]:
             live = self.step_timing.live = not dummy_run and not _warms_up(scheduler_output)
             worker.clock.paused = not live
             if live:
-                worker.tally.restored_context += self.speculator.context.follow(scheduler_output)
+                worker.tally.restored_context += self.speculator.follow(scheduler_output)
                 if self.vllm_dflash_metrics is not None:
                     self.vllm_dflash_metrics.follow(scheduler_output)
         return stock(self, scheduler_output, intermediate_tensors, dummy_run, **kwargs)
