@@ -5,12 +5,13 @@ import json
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from examples.demo.server import Server
-from tests.engine import ranks
+from tests.engine import probes, ranks
 from tests.engine.prompts import tiny_prompts
 from tests.reference.target import ReferenceTarget
 from tests.support.engine import close_all, of_runner
@@ -107,6 +108,12 @@ def test_data_parallel(plugin, trained, tmp_path, runner, architecture, length):
         for engine in ("0", "1"):
             found = re.search(f"{counter % engine} (\\S+)", metrics)
             assert found and float(found[1]) > 0, f"{counter} of engine {engine}"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def labels_of(text: str) -> dict[str, str]:
@@ -220,10 +227,7 @@ def test_data_parallel_ranks_in_step(processes, plugin, trained, tmp_path, archi
     """
     pair = trained(architecture)
     target = as_mixture(pair.target, tmp_path / "mixture")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"VLLM_DP_SIZE": "2", "VLLM_DP_MASTER_IP": "127.0.0.1", "VLLM_DP_MASTER_PORT": str(port)}
+    place = {"VLLM_DP_SIZE": "2", "VLLM_DP_MASTER_IP": "127.0.0.1", "VLLM_DP_MASTER_PORT": str(free_port())}
     engines = [
         several(
             processes,
@@ -265,3 +269,45 @@ def test_data_parallel_ranks_in_step(processes, plugin, trained, tmp_path, archi
     assert any(not any(step["lengths"].values()) for step in served[0][1] if step["lengths"] is not None)
     assert sum(step["lengths"] is None for step in served[1][1]) > 10
     assert abs(len(served[0][1]) - len(served[1][1])) <= 1
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts(processes, plugin, trained):
+    """`distributed_executor_backend="external_launcher"`: an engine a rank, each with a scheduler and ids of its own.
+
+    Their plans are the first rank's, whatever the other one finds best.
+    """
+    if not plugin:
+        pytest.skip("the plug-in under several ranks")
+    pair = trained("dflash2")
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    engines = []
+    for rank in range(2):
+        variables = place | {"RANK": str(rank), "LOCAL_RANK": str(rank), "V2_ON_CPU_ASYNCHRONOUS": "1"}
+        engines.append(processes(runner="v2", plugin=True, environment=tuple(variables.items())))
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
+
+    def serve(rank: int) -> tuple[list[list[int]], dict[str, float]]:
+        engine = engines[rank]
+        engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **options, **AUTO)
+        engine.probe(probes.script_lengths, [[0, 0, 0, 0, 0, 7, 2, 5], [3, 0, 1, 7]][rank])
+        outputs = engine.generate(prompts, GREEDY | {"max_tokens": 40})
+        return [output.token_ids for output in outputs], engine.counters()
+
+    # vLLM names them alike for every such launch on a machine, and never removes them.
+    shared = [Path(f"/dev/shm/-tp:0-[0-1]-cpushm_{rank}") for rank in range(2)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            served = list(pool.map(serve, range(2)))
+    finally:
+        close_all(engines)
+        for memory in shared:
+            memory.unlink(missing_ok=True)
+    target = ReferenceTarget(pair.target)
+    expected = [target.greedy(prompt, 40) for prompt in prompts]
+    counts = [
+        [counters[f"spec_decode_num_{name}_tokens"] for name in ("draft", "accepted")] for _, counters in served
+    ]
+    assert [tokens for tokens, _ in served] == [expected, expected]
+    assert counts[0] == counts[1] and counts[0][1] > 0

@@ -8,9 +8,12 @@ tells the workers with the step whose drafts they are, `NextDrafts`. All ranks d
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_tp_group
 
 from vllm_dflash.options import server_options
 from vllm_dflash.spec_decode import SpecDecodeWorker
@@ -75,3 +78,17 @@ class StepLengths:
             # Nobody drafts in a step that measures plain decoding, and few do in one that tries drafts.
             usual = controller.lengths[AVERAGE] if any(lengths) or not ids else 0
         return Lengths(usual, dict(zip(ids, lengths, strict=True)), undraftable, restarts)
+
+
+def as_first_rank(lengths: Lengths, request_ids: Sequence[str]) -> Lengths:
+    """What the first tensor-parallel rank found for a step of these requests, whose ids differ from rank to rank."""
+    group = get_tp_group()
+    shared = [(list(request_ids), lengths)]
+    torch.distributed.broadcast_object_list(shared, src=group.ranks[0], group=group.cpu_group)
+    theirs, first = shared[0]
+    own = dict(zip(theirs, request_ids, strict=True))
+
+    def renamed(by_request: dict[str, Any]) -> dict[str, Any]:
+        return {own[request_id]: value for request_id, value in by_request.items() if request_id in own}
+
+    return Lengths(first.usual, renamed(first.by_request), renamed(first.undraftable), renamed(first.restarts))

@@ -26,7 +26,7 @@ from vllm_dflash.checkpoint import load_draft
 from vllm_dflash.drafter.model import DFlashDrafter
 from vllm_dflash.engine.context_writer import ContextWriter
 from vllm_dflash.engine.v2.context import DraftContext, leave_out
-from vllm_dflash.engine.v2.lengths import Lengths, NextDrafts, StepLengths
+from vllm_dflash.engine.v2.lengths import Lengths, NextDrafts, StepLengths, as_first_rank
 from vllm_dflash.engine.v2.loading import load_drafter
 from vllm_dflash.engine.v2.steps import DraftStages
 from vllm_dflash.spec_decode import Anchors, DraftSlots, FaultGuard, SpecDecodeWorker
@@ -93,6 +93,7 @@ class Speculator(DFlashSpeculator):
         # Ranks of one model hear at different times that drafts came out as NaN, and must verify the same rows: what
         # they do about it comes from the first of them, with the plan of a step.
         self.together = vllm_config.parallel_config.tensor_parallel_size > 1
+        self.launched_apart = vllm_config.parallel_config.distributed_executor_backend == "external_launcher"
         self.restarts: dict[str, int] = {}
         self.restarting: set[str] = set()
 
@@ -146,7 +147,9 @@ class Speculator(DFlashSpeculator):
         ahead = 2 if self.vllm_config.scheduler_config.async_scheduling else 1
         undraftable = self.context.undraftable(input_batch, ahead, self.max_model_len)
         restarts, self.restarts = self.restarts, {}
-        return self.lengths.after(input_batch, alive, undraftable, restarts)
+        lengths = self.lengths.after(input_batch, alive, undraftable, restarts)
+        # Elsewhere one scheduler plans for all ranks; engines that torchrun starts have one each.
+        return as_first_rank(lengths, input_batch.req_ids) if self.launched_apart else lengths
 
     def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.goes_without, self.starts, self.no_context = False, None, None
@@ -361,4 +364,3 @@ class Speculator(DFlashSpeculator):
         for group in self.draft_kv_cache_group_ids:
             slots = self.block_tables.slot_mappings[group, : num_reqs * block]
             slots.view(num_reqs, block).masked_fill_(beyond, PAD_SLOT_ID)
-
