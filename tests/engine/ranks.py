@@ -66,6 +66,8 @@ def spoil_context(worker: Any, row: int, late: Sequence[int]) -> None:
     """In the next step that row of the drafter's context becomes NaN. late: by rank, steps after which the rank reads
     what became of its drafts, as devices may be late."""
     speculator = worker.model_runner.speculator
+    if speculator is None:
+        return
     readback, waiting = speculator.worker._readback, []
 
     def read(numbers: Any, then: Any) -> None:
@@ -90,7 +92,22 @@ def spoil_context(worker: Any, row: int, late: Sequence[int]) -> None:
     speculator.model.combine_hidden_states = spoiled
 
 
-def faults(worker: Any) -> tuple[dict[str, int], bool]:
+def raise_in_forward(worker: Any, first: int, count: int) -> None:
+    """The drafter's forwards number first, first + 1, ... (count of them) raise."""
+    if worker.model_runner.speculator is None:
+        return
+    calls = iter(range(1, 1 << 60))
+
+    def raising(module: Any, arguments: Any) -> None:
+        if first <= next(calls) < first + count:
+            raise RuntimeError("the draft was told to fail")
+
+    worker.model_runner.speculator.model.register_forward_pre_hook(raising)
+
+
+def faults(worker: Any) -> tuple[dict[str, int], bool] | None:
+    if worker.model_runner.speculator is None:
+        return None
     tally = worker.model_runner.speculator.worker.tally
     return dict(tally.faults), tally.enabled
 

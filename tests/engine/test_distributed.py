@@ -219,6 +219,25 @@ def test_ranks_leave_the_same_context_behind(processes, plugin, trained, late):
 
 
 @pytest.mark.slow
+def test_a_drafter_that_fails_on_the_last_stage(processes, plugin, trained):
+    """PP=2: what raises and what is NaN there costs drafts alone, and drafts go on."""
+    pair = trained("dflash2")
+    engine = several(processes, plugin, "v2", V2_ON_CPU_ASYNCHRONOUS="1")
+    prompts = tiny_prompts(pair.target_shape.vocab_size, longest=50)[:6]
+    options = {"additional_config": {"dflash": {"metrics": False, "block_length": 7}}, "enable_prefix_caching": False}
+    seven = {"num_speculative_tokens": 7}
+    engine.start(pair.target, pair.drafter, speculative=seven, pipeline_parallel_size=2, **options)
+    engine.probe(ranks.everywhere, ranks.spoil_context, 0, (0, 0))
+    engine.probe(ranks.everywhere, ranks.raise_in_forward, 6, 2)
+    outputs = engine.generate(prompts, GREEDY | {"max_tokens": 60})
+    target = ReferenceTarget(pair.target)
+    assert [output.token_ids for output in outputs] == [target.greedy(prompt, 60) for prompt in prompts]
+    assert engine.probe(ranks.everywhere, ranks.faults) == [None, ({"non_finite": 1, "exception": 2}, True)]
+    counters = engine.counters()
+    assert counters["spec_decode_num_accepted_tokens"] > 0.5 * counters["spec_decode_num_drafts"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["dflash", "dflash2"])
 def test_data_parallel_ranks_in_step(processes, plugin, trained, tmp_path, architecture):
     """Experts are spread over data-parallel ranks, which therefore step together, with dummy steps where one is idle.
