@@ -73,6 +73,18 @@ SEAMS = (
         ("self",),
         "called right before the target's forward",
     ),
+    _used(
+        RUNNER,
+        "sort_batch_req_ids",
+        ("num_tokens_per_req", "draft_tokens", "decode_query_len"),
+        "the order of a step's requests does not hang on their ids, which differ between engines that torchrun starts",
+    ),
+    _used(
+        "vllm.distributed.parallel_state",
+        "get_tp_group",
+        (),
+        "ranks and cpu_group of the tensor-parallel ranks, whose first one's lengths such engines take",
+    ),
     Seam(
         "vllm.v1.core.sched.scheduler",
         "Scheduler._update_after_schedule",
