@@ -35,7 +35,7 @@ class Acceptance:
     steps: how many steps without news halve a record. Old records fade into a slow average, not into a fixed guess.
     """
 
-    def __init__(self, most: int, steps: float = 150.0) -> None:
+    def __init__(self, most: int, steps: float = 1000.0) -> None:
         self.most = most
         self.fading = 0.5 ** (1.0 / steps)
         self._accepted = [0.0] * most
@@ -156,6 +156,13 @@ class Acceptance:
             if abs(step) < 1e-3:
                 break
         return value
+
+    def deviation(self) -> float:
+        """How far off the text's log-odds may be, one standard deviation."""
+        self._fade()
+        judged, good = sum(self._judged), sum(self._accepted)
+        p = (good + 0.5) / (judged + 1)
+        return 1.0 / math.sqrt(judged * p * (1 - p) + 1 / SPREAD**2)
 
     def levels(self, request_ids: Sequence[str]) -> list[int]:
         """Which of LEVELS each request is at."""

@@ -15,9 +15,9 @@ from vllm_dflash.spec_decode.measured_cost import MeasuredCost
 PLAIN = (0,) * len(LEVELS)
 # Another choice must promise this much more before it replaces the one in use: other drafts than now, plain decoding
 # instead of drafts, drafts instead of plain decoding (where the record is small, and only drafting makes it grow).
-HYSTERESIS, GIVING_UP, TAKING_UP = 0.015, 0.01, 0.005
+HYSTERESIS, GIVING_UP, TAKING_UP = 0.006, 0.015, 0.002
 # Share of all time that trying drafts may lose while plain decoding looks better.
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.006
 # As large a share is put by, up to so many steps of plain decoding, for the time after a change of load or requests.
 RESERVE = 6.0
 # Verified requests that the record must amount to before probes keep to PROBE_SHARE one by one; what was put by is for
@@ -25,6 +25,10 @@ RESERVE = 6.0
 FOUND_OUT = 12.0
 # Where drafts are further than this from paying, the share shrinks with the distance: little is to be found out.
 NEAR = 0.1
+# For so many steps after most requests have changed drafts have the benefit of the doubt. They are tried all the time
+# while they pay should the text be PLAUSIBLE standard deviations better than the record says, and for SEARCH_SHARE of
+# the time should it be CONCEIVABLE ones.
+SEARCH, PLAUSIBLE, CONCEIVABLE, SEARCH_SHARE = 200, 1.5, 4.0, 0.15
 # One request in this many drafts in a probe, at least.
 PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
@@ -51,7 +55,7 @@ STALE = 400
 # Verified requests that the record must amount to before drafting is taken up.
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
-DRAFTING_MEMORY, PROBING_MEMORY = 96.0, 24.0
+DRAFTING_MEMORY, PROBING_MEMORY = 300.0, 100.0
 # Steps between two looks at the choice; the first while things change.
 SOON, SELDOM = 2, 16
 
@@ -117,6 +121,9 @@ class BlockLength:
         self._probed = self._probe_at = 0
         self._plain = self._refreshed = 0
         self._patience = MOST_PATIENCE
+        self._hopeful = False
+        self._share = PROBE_SHARE
+        self._new = 0
 
     def observe(self, step: Step) -> None:
         """Times of a step all of whose rows were decoded ones."""
@@ -129,8 +136,8 @@ class BlockLength:
         rest = max(seconds - step.draft_seconds / pace, 0.0)
         self.step_cost.observe(rest, step.rows, step.requests, step.context)
         plain = self._plain_seconds() or seconds
-        share = PROBE_SHARE * min(seconds, 2 * plain)
-        self._reserve = min(self._reserve + share, RESERVE * plain)
+        share = self._share * min(seconds, 2 * plain)
+        self._reserve = min(self._reserve + PROBE_SHARE * min(seconds, 2 * plain), RESERVE * plain)
         # What was put by while nothing was worth trying is not for spending at once.
         if not any(self.lengths) and self._bank < max(self._dearest, 2 * plain):
             self._bank += share
@@ -160,8 +167,9 @@ class BlockLength:
         """What became of a step's drafts, a request."""
         if self.fixed is None:
             probing = not any(self.lengths)
-            self.acceptance.observe(request_ids, drafted, accepted, PROBING_MEMORY if probing else DRAFTING_MEMORY)
-            if probing and self._load is not None:
+            aside = probing and not self._hopeful
+            self.acceptance.observe(request_ids, drafted, accepted, PROBING_MEMORY if aside else DRAFTING_MEMORY)
+            if aside and self._load is not None:
                 plain = self._plain_seconds()
                 self._bank = min(self._bank + sum(accepted) / self._load.requests * plain, (2 + RESERVE) * plain)
 
@@ -187,6 +195,8 @@ class BlockLength:
             self._decided = self._step - SELDOM
         if self._load is None or self._step - self._decided >= (SOON if self._step <= self._lively else SELDOM):
             share = self.acceptance.meet(request_ids)
+            if share > 0.5:
+                self._new = self._step
             if changed or share > 0.5:
                 share = 1.0
             self._bank += share * self._reserve
@@ -231,7 +241,14 @@ class BlockLength:
     def _decide(self, load: _Load) -> None:
         self._decided = self._step
         value, lengths, drafting = self._best(load)
-        self._shortfall = 1 - drafting / max(self._value(load, PLAIN), 1e-9)
+        if not any(n and m for n, m in zip(self.lengths, load.members, strict=True)):
+            self.lengths = PLAIN
+        plain = max(self._value(load, PLAIN), 1e-9)
+        self._shortfall = 1 - drafting / plain
+        searching = self._step - self._new < SEARCH
+        better = self.acceptance.deviation()
+        self._hopeful = searching and self._best(load, PLAUSIBLE * better)[2] > plain
+        self._share = SEARCH_SHARE if searching and self._best(load, CONCEIVABLE * better)[2] > plain else PROBE_SHARE
         if lengths == self.lengths:
             return
         if not any(self.lengths) and self.acceptance.record < EVIDENCE:
@@ -263,13 +280,13 @@ class BlockLength:
                 return lengths
         return None
 
-    def _best(self, load: _Load) -> tuple[float, tuple[int, ...], float]:
+    def _best(self, load: _Load, better: float = 0.0) -> tuple[float, tuple[int, ...], float]:
         """The lengths a level with the most tokens a second: (tokens a second, lengths, the most with any drafts).
 
         Each further draft costs one row, whoever's it is, so they are taken in the order of their probabilities; what
         is left is how many.
         """
-        survival = self.acceptance.survival()
+        survival = self.acceptance.survival([level + better for level in LEVELS])
         items = sorted(
             (-survival[level][k], k, level)
             for level in range(len(LEVELS))
@@ -327,18 +344,23 @@ class BlockLength:
             key=lambda one: (one[0] > self._bank, one[0] / one[2] if one[0] <= self._bank else one[0]),
         )
         loss, spent, drafting, drafts = chosen
+        if self._hopeful:
+            loss, spent, drafting, drafts = min(
+                (self._try(load, drafting, plain, survival) for drafting in sizes), key=lambda one: one[0] / one[2]
+            )
         self._dearest = loss
-        share = max(PROBE_SHARE * plain, 1e-9)
+        share = max(self._share * plain, 1e-9)
         wait = (loss - self._bank) / share
-        if self.acceptance.record >= FOUND_OUT:
+        if self.acceptance.record >= FOUND_OUT and self._share == PROBE_SHARE:
             share *= min(1.0, NEAR / max(self._shortfall, 1e-9))
             wait = max(wait, loss / share - (self._step - self._probed))
-        if wait > 0:
+        if wait > 0 and not self._hopeful:
             self._probe_at = self._step + min(math.ceil(wait), SELDOM)
             return None
-        self._bank -= spent
+        if not self._hopeful:
+            self._bank -= spent
         self._probed = self._step
-        self._probe_at = self._step + 3
+        self._probe_at = self._step + (1 if self._hopeful else 3)
         self._lively = self._step + 8
         self._decided = min(self._decided, self._step - SOON)
         lengths = [0] * count

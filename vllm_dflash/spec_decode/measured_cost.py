@@ -13,10 +13,13 @@ from statistics import median_low
 SMOOTHING = 0.03
 # What was measured before the load changed counts for so many samples: a cell's loads are nearly equal, not quite.
 OLD_SAMPLES = 2
-# A median that is off by more than this counts for half: it is no noise.
-JUMP = 0.08
 # A mean is of medians of so many: two of them in a row may be outliers.
 MEDIAN_OF = 5
+# If all of them are off by more than this to the same side, their median counts for half: it is no noise. Else it
+# counts as if it were off by this.
+JUMP = 0.08
+# With fewer samples a cell is one voice among the others.
+FEW = 3
 # Samples after which the fit to all cells is renewed.
 RENEWED = 16
 
@@ -45,8 +48,13 @@ class _Cell:
         # Of two the smaller: the first run of a shape may carry its warm-up.
         middle = median_low(self.recent)
         share = 1.0 if self.samples <= MEDIAN_OF else max(SMOOTHING, 1.0 / (self.lately + OLD_SAMPLES))
-        if abs(middle - self.seconds) > JUMP * self.seconds:
-            share = max(share, 0.5)
+        low, high = (1 - JUMP) * self.seconds, (1 + JUMP) * self.seconds
+        if self.samples > MEDIAN_OF and not low < middle < high:
+            fresh = self.recent[-self.lately :]
+            if len(fresh) > 1 and (max(fresh) < low or min(fresh) > high):
+                share = max(share, 0.5)
+            elif len(fresh) == MEDIAN_OF:
+                middle = min(max(middle, low), high)
         self.seconds += share * (middle - self.seconds)
         self.rows += share * (rows - self.rows)
         self.requests += share * (requests - self.requests)
@@ -114,6 +122,9 @@ class MeasuredCost:
         fit = self._fit(rows, requests, context)
         if cell is None:
             return fit * self._ratio(rows, requests, context)
+        if cell.samples < FEW:
+            # A single one may be an outlier, or the first run of its shape.
+            return min(cell.seconds, fit * self._ratio(rows, requests, context))
         inside = fit / max(self._fit(cell.rows, cell.requests, cell.context), 1e-9)
         return cell.seconds * min(max(inside, 0.5), 2.0)
 
@@ -126,7 +137,7 @@ class MeasuredCost:
         low: _Cell | None = None
         high: _Cell | None = None
         for (_, _, kind), cell in self._cells.items():
-            if abs(kind - like) > 1:
+            if abs(kind - like) > 1 or cell.samples < FEW:
                 continue
             if cell.rows <= rows and (low is None or cell.rows > low.rows):
                 low = cell
@@ -145,10 +156,11 @@ def _features(rows: float, requests: float, context: float) -> tuple[float, floa
 
 def _fitted(cells: Iterable[_Cell], start: Sequence[float]) -> list[float]:
     """Least squares of the relative errors under weights >= 0, by coordinate descent from `start`."""
+    cells = [cell for cell in cells if cell.seconds > 0]
+    counts = [min(cell.samples / FEW, 1.0) for cell in cells]
     table = [
-        [feature / cell.seconds for feature in _features(cell.rows, cell.requests, cell.context)]
-        for cell in cells
-        if cell.seconds > 0
+        [count * feature / cell.seconds for feature in _features(cell.rows, cell.requests, cell.context)]
+        for count, cell in zip(counts, cells, strict=True)
     ]
     if not table:
         return list(start)
@@ -156,7 +168,7 @@ def _fitted(cells: Iterable[_Cell], start: Sequence[float]) -> list[float]:
     scale = [max(math.sqrt(sum(row[i] ** 2 for row in table)), 1e-30) for i in size]
     table = [[row[i] / scale[i] for i in size] for row in table]
     gram = [[sum(row[i] * row[j] for row in table) for j in size] for i in size]
-    target = [sum(row[i] for row in table) for i in size]
+    target = [sum(count * row[i] for count, row in zip(counts, table, strict=True)) for i in size]
     weights = [w * s for w, s in zip(start, scale, strict=True)]
     for _ in range(60):
         for i in size:

@@ -112,13 +112,15 @@ class Simulator:
             seconds += self.cost.speculation + self.cost.speculation_row * (busy + sum(drafts))
         if self.drift:
             self.pace += -self.pace / 150 + self.draw.gauss(0.0, self.drift * math.sqrt(2 / 150))
+        # A clock that stops around the draft stops within the step: what disturbs the draft disturbs its step.
+        timed = self._noisy(draft)
         self.controller.observe(
             Step(
-                self._noisy(seconds + draft),
+                self._noisy(seconds) + timed,
                 rows,
                 load.requests,
                 load.requests * load.context,
-                self._noisy(draft),
+                timed,
                 drafting * block,
                 drafting,
             )
