@@ -162,6 +162,49 @@ def test_the_distribution_test_notices_a_wrong_q() -> None:
     assert chisquare([seen.get(t, 0) for t in range(V)], expected.numpy()).pvalue < 1e-6
 
 
+@pytest.mark.parametrize("by_own_q", [False, True])
+def test_blocks_cut_by_the_modes_of_their_q_keep_the_targets_distribution(by_own_q: bool) -> None:
+    """Second tokens of those of 40,000 requests whose first draft was accepted; about half are cut before the second.
+
+    Cut by the q of the second draft itself, unlikely drafts are drawn again, and the check must notice.
+    """
+    count = 40_000
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
+
+    def cut(request_ids, lengths, modes):
+        assert list(lengths) == [K] * count
+        middle = sorted(block[1] for block in modes)[count // 2]
+        return [1 if block[1] < middle else K for block in modes]
+
+    worker.cut = None if by_own_q else cut
+    a = anchors(count, 1.0)
+    a = replace(a, positions=10 + torch.arange(count) % 5)
+    drafted = worker.draft(a, hidden_of)
+    if by_own_q:
+        log_q = torch.log_softmax(drafted.candidate_logits[:, 1], dim=-1)
+        own = log_q[drafted.candidate_ids[:, 1] == drafted.token_ids[:, 1:2]]
+        planned = torch.where(own < own.median(), 1, K).tolist()
+        drafted = worker.block = replace(drafted, planned=planned)
+    counts = list(drafted.planned)
+    assert 0.3 * count < counts.count(1) < 0.7 * count
+    kept = torch.arange(K) < torch.tensor(counts).unsqueeze(1)
+    assert (drafted.token_ids[kept] >= 0).all()
+    # Near the mean q, so that many drafts are accepted and a bias would show.
+    q = torch.zeros(count, K, V).scatter(2, drafted.candidate_ids, drafted.candidate_logits.softmax(dim=-1))
+    target = torch.cat([q.mean(dim=0), torch.zeros(1, V)]).add(0.02).log()
+    inputs = VerifyInputs(
+        a.request_ids, counts, target, torch.arange(K).expand(count, K)[kept], torch.tensor(counts),
+        drafted.token_ids[kept], torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32),
+        a.temperature, a.seeds, a.positions,
+    )  # fmt: skip
+    output, _ = worker.verify(inputs)
+    seconds = output[:, 1][output[:, 1] >= 0]
+    seen = Counter(seconds.tolist())
+    expected = torch.softmax(target[1].double(), 0) * len(seconds)
+    pvalue = chisquare([seen.get(t, 0) for t in range(V)], expected.numpy()).pvalue
+    assert pvalue < 1e-6 if by_own_q else pvalue > 1e-3
+
+
 def test_a_gap_in_the_schedule_keeps_the_q_of_waiting_drafts() -> None:
     worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, True)
     first = worker.draft(anchors(3, 1.0), hidden_of)

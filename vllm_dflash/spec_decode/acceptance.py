@@ -8,6 +8,8 @@ import math
 import operator
 from bisect import bisect
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 # Requests are told apart by how much better or worse than the average they do, in steps of log-odds.
 LEVELS = (-1.6, -0.8, 0.0, 0.8, 1.6)
@@ -22,8 +24,45 @@ FIRST_GUESS, DECLINE = 0.5, 0.03
 # Over so many requests a surprise of so many standard deviations leaves the record the weight of so many; twice the
 # surprise a quarter of it.
 RECENT, SURPRISING, DOUBTED = 12.0, 3.0, 4.0
-# What is left of the record where all requests are new: texts differ more than so many verified requests tell.
-NEWCOMERS = 6.0
+# What is left of the record where all requests are new: of texts that differ much, and of texts that are all alike.
+NEWCOMERS, ALIKE = 6.0, 40.0
+# Verified steps after which a request tells how far its text lies from the record that it met, and how much what the
+# last one told counts; those that came together count as one, as their texts may be of a kind.
+INTRODUCTION, LAST = 12, 0.1
+
+
+class _Verified(NamedTuple):
+    """A request's block. promised: probabilities that the drafts cut off are accepted, all before them being it."""
+
+    request_id: str
+    drafted: int
+    accepted: int
+    promised: tuple[float, ...]
+
+    @property
+    def planned(self) -> int:
+        return self.drafted + len(self.promised)
+
+    @property
+    def judged(self) -> int:
+        return min(self.accepted + 1, self.drafted)
+
+    @property
+    def yielded(self) -> float:
+        """Accepted drafts, those cut off counted as promised."""
+        return self.accepted + (sum(self.promised) if self.accepted == self.drafted else 0.0)
+
+
+@dataclass
+class _Introduction:
+    """A new request against the record that it met: mean and variance of the accepted of 0..most drafts."""
+
+    mean: list[float]
+    spread: list[float]
+    weight: float
+    surprise: float = 0.0
+    variance: float = 0.0
+    steps: int = 0
 
 
 class Acceptance:
@@ -44,6 +83,8 @@ class Acceptance:
         self._own: dict[str, tuple[float, float, int]] = {}
         self._known: set[str] = set()
         self._recent = (0.0, 0.0)
+        self._introduced: dict[str, _Introduction] = {}
+        self._distance = 1 + INTRODUCTION / NEWCOMERS
         self._step = 0
         self._faded = 0
 
@@ -71,51 +112,98 @@ class Acceptance:
         if not strangers:
             return 0.0
         self._known.update(strangers)
+        if self.record >= INTRODUCTION:
+            expected = self._expected()
+            self._introduced.update((name, _Introduction(*expected, LAST / len(strangers))) for name in strangers)
         share = len(strangers) / len(request_ids)
         self._recent = (self._recent[0] * (1 - share), self._recent[1] * (1 - share))
-        if self.record > NEWCOMERS:
-            self._fade(1.0 - share * (1.0 - NEWCOMERS / self._judged[0]))
+        kept = min(max(INTRODUCTION / max(self._distance - 1, 1e-3), NEWCOMERS), ALIKE)
+        if self.record > kept:
+            self._fade(1.0 - share * (1.0 - kept / self._judged[0]))
         return share
 
+    def _expected(self) -> tuple[list[float], list[float]]:
+        """Mean and variance of the accepted of 0..most drafts, by the record."""
+        [survival] = self.survival((0.0,))
+        mean = [0.0, *itertools.accumulate(survival)]
+        square = [0.0, *itertools.accumulate((2 * k + 1) * s for k, s in enumerate(survival))]
+        return mean, [q - m**2 for q, m in zip(square, mean, strict=True)]
+
+    def _introduce(self, one: _Verified) -> None:
+        """How far texts lie apart: with n steps of variance v and a spread t of texts the squared surprise is
+        n v + n^2 t^2, so that the record that a new text is worth, v / t^2 steps, is n / (squared surprise / n v - 1).
+        """
+        own = self._introduced.get(one.request_id)
+        if own is None:
+            return
+        own.surprise += one.yielded - own.mean[one.planned]
+        own.variance += own.spread[one.planned]
+        own.steps += 1
+        if own.steps == INTRODUCTION:
+            self._distance += own.weight * (min(own.surprise**2 / max(own.variance, 0.01), 25.0) - self._distance)
+            del self._introduced[one.request_id]
+
     def observe(
-        self, request_ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int], memory: float = 96.0
+        self,
+        request_ids: Sequence[str],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        memory: float = 96.0,
+        beyond: Sequence[Sequence[float]] | None = None,
     ) -> None:
         """Of drafted[i] drafts of request i, the first accepted[i] were accepted; those with no drafts say nothing.
 
-        memory: how many verified requests (or six batches, where that is more) the record reaches back.
+        memory: how many verified requests (or six batches, where that is more) the record reaches back. beyond[i]:
+        acceptance probabilities of further drafts that were not verified since they promised little. Where all before
+        them were accepted they count as what they promised; left out, they would make drafts look better than they are.
         """
-        news = [entry for entry in zip(request_ids, drafted, accepted, strict=True) if entry[1] > 0]
+        rest = beyond or [()] * len(request_ids)
+        news = [
+            _Verified(name, drafts, good, tuple(itertools.accumulate(rates, operator.mul)))
+            for name, drafts, good, rates in zip(request_ids, drafted, accepted, rest, strict=True)
+            if drafts > 0
+        ]
         if not news:
             return
         self._doubt(news)
         self._fade(math.exp(-len(news) / max(memory, 6.0 * len(news))))
         judged, passed = [0] * (self.most + 1), [0] * (self.most + 1)
-        for request_id, drafts, good in news:
-            judged[min(good + 1, drafts)] += 1
-            passed[good] += 1
-            total, hits, step = self._own.get(request_id, (0.0, 0.0, self._step))
+        promised = [0.0] * (self.most + 1)
+        tried = got = 0.0
+        for one in news:
+            self._introduce(one)
+            judged[one.judged] += 1
+            passed[one.accepted] += 1
+            more_tried = more_got = 0.0
+            if one.promised and one.accepted == one.drafted:
+                reached = (1.0, *one.promised[:-1])
+                more_tried, more_got = sum(reached), sum(one.promised)
+                for j, (tries, hits) in enumerate(zip(reached, one.promised, strict=True), start=one.drafted):
+                    self._judged[j] += tries
+                    promised[j] += hits
+            total, hits, step = self._own.get(one.request_id, (0.0, 0.0, self._step))
             faded = 0.95 * self.fading ** (self._step - step)
-            self._own[request_id] = (faded * total + min(good + 1, drafts), faded * hits + good, self._step)
+            total, hits = faded * total + one.judged + more_tried, faded * hits + one.accepted + more_got
+            self._own[one.request_id] = (total, hits, self._step)
+            tried += one.judged + more_tried
+            got += one.accepted + more_got
         for j in range(self.most):
             self._judged[j] += sum(judged[j + 1 :])
-            self._accepted[j] += sum(passed[j + 1 :])
+            self._accepted[j] += sum(passed[j + 1 :]) + promised[j]
         slow = math.exp(-len(news) / 600)
-        tried = sum(j * count for j, count in enumerate(judged))
-        self._slow = [slow * self._slow[0] + tried, slow * self._slow[1] + sum(good for _, _, good in news)]
+        self._slow = [slow * self._slow[0] + tried, slow * self._slow[1] + got]
 
-    def _doubt(self, news: list[tuple[str, int, int]]) -> None:
+    def _doubt(self, news: list[_Verified]) -> None:
         """Give the record little weight where the last dozen of requests say that the text has changed.
 
         Their accepted drafts against what the record expects, over its standard deviation.
         """
         self._fade()
-        [survival] = self.survival((0.0,))
-        mean = [0.0, *itertools.accumulate(survival)]
-        square = [0.0, *itertools.accumulate((2 * k + 1) * s for k, s in enumerate(survival))]
+        mean, spread = self._expected()
         keep = math.exp(-len(news) / max(RECENT, 2.0 * len(news)))
         surprise, variance = self._recent
-        surprise = keep * surprise + sum(good - mean[drafts] for _, drafts, good in news)
-        variance = keep * variance + sum(square[drafts] - mean[drafts] ** 2 for _, drafts, _ in news)
+        surprise = keep * surprise + sum(one.yielded - mean[one.planned] for one in news)
+        variance = keep * variance + sum(spread[one.planned] for one in news)
         doubt = surprise**2 / (SURPRISING**2 * max(variance, 0.01))
         if doubt > 1 and self._judged[0] > DOUBTED / doubt:
             weight = DOUBTED / doubt / self._judged[0]
@@ -128,6 +216,7 @@ class Acceptance:
         """Drop the records of requests that have ended."""
         self._own = {name: own for name, own in self._own.items() if name in alive}
         self._known = {name for name in self._known if name in alive}
+        self._introduced = {name: own for name, own in self._introduced.items() if name in alive}
 
     def by_position(self) -> list[float]:
         """[most] probabilities of the average request."""

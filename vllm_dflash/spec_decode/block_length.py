@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from vllm_dflash.spec_decode.acceptance import AVERAGE, LEVELS, Acceptance
+from vllm_dflash.spec_decode.confidence import Confidence, Savings, worth_verifying
 from vllm_dflash.spec_decode.measured_cost import MeasuredCost
 
 # Nobody drafts.
@@ -104,6 +105,10 @@ class BlockLength:
         self.block = block or 1 + most
         self.fixed = fixed
         self.acceptance = Acceptance(most)
+        self.confidence = Confidence()
+        self.savings = Savings(most)
+        self.price = 0.0
+        """Tokens that the time of one more row would yield otherwise: a draft less likely is not worth verifying."""
         self.step_cost = MeasuredCost()
         self.draft_cost = MeasuredCost()
         self.lengths = PLAIN
@@ -163,12 +168,33 @@ class BlockLength:
                 self._pace += PACE_SHARE * min(max(off, -PACE_JUMP), PACE_JUMP)
         return math.exp(self._pace)
 
-    def verified(self, request_ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """What became of a step's drafts, a request."""
+    def cut(self, lengths: Sequence[int], modes: Sequence[Sequence[float]]) -> tuple[list[int], list[list[float]]]:
+        """Blocks as they were drafted -> drafts to verify of each, and the expected acceptance of those cut off.
+
+        lengths: B numbers as planned. modes: [B][K], the mode of each slot's q.
+        """
+        kept, beyond = [], []
+        for length, block in zip(lengths, modes, strict=True):
+            rates = self.confidence.rates(block)
+            if length:
+                self.savings.observe(rates, self.price)
+            kept.append(worth_verifying(rates[:length], self.price))
+            beyond.append(rates[kept[-1] : length])
+        return kept, beyond
+
+    def verified(
+        self,
+        request_ids: Sequence[str],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        beyond: Sequence[Sequence[float]] | None = None,
+    ) -> None:
+        """What became of a step's drafts, a request. beyond: see `Acceptance.observe`."""
         if self.fixed is None:
             probing = not any(self.lengths)
             aside = probing and not self._hopeful
-            self.acceptance.observe(request_ids, drafted, accepted, PROBING_MEMORY if aside else DRAFTING_MEMORY)
+            memory = PROBING_MEMORY if aside else DRAFTING_MEMORY
+            self.acceptance.observe(request_ids, drafted, accepted, memory, beyond)
             if aside and self._load is not None:
                 plain = self._plain_seconds()
                 self._bank = min(self._bank + sum(accepted) / self._load.requests * plain, (2 + RESERVE) * plain)
@@ -209,6 +235,7 @@ class BlockLength:
                 return [0] * count
             self._decide(load)
             self._trial = self._neighbour(load)
+            self.price = self._price(load)
             gain = 1 - self._value(load, PLAIN) / max(self._value(load, self.lengths), 1e-9)
             self._patience = min(max(gain / PLAIN_SHARE, LEAST_PATIENCE), MOST_PATIENCE)
         load = self._load
@@ -268,11 +295,11 @@ class BlockLength:
         now = self._value(load, self.lengths)
         for move, target in enumerate(MOVES):
             lengths = tuple(min(max(target(n, self.most), 1), self.most) if n else 0 for n in self.lengths)
-            rows = load.requests + sum(m * n for m, n in zip(load.members, lengths, strict=True))
+            rows = load.requests + sum(m * self.savings.rows[n] for m, n in zip(load.members, lengths, strict=True))
             age = self.step_cost.age(rows, load.requests, load.context)
             samples = self.step_cost.samples(rows, load.requests, load.context)
             measured = age is not None and age < STALE and samples >= MEASURED
-            if lengths == self.lengths or (measured and self._step - self._toured[move] < TOUR):
+            if lengths == self.lengths or self._step - self._toured[move] < (TOUR if measured else SOON):
                 continue
             if self._value(load, lengths) > (WORTH_ANOTHER if measured else WORTH_A_TRIAL) * now:
                 self._toured[move] = self._step
@@ -294,14 +321,17 @@ class BlockLength:
             for k in range(self.most)
         )
         lengths = [0] * len(LEVELS)
-        tokens, rows, drafting = float(load.requests), load.requests, 0
+        tokens, rows, drafting = float(load.requests), float(load.requests), 0
+        each = [1.0] * len(LEVELS)
         best = tokens / max(self._seconds(load, rows, 0), 1e-9), tuple(lengths)
         most = 0.0
         for negative, k, level in items:
             members = load.members[level]
             lengths[level] = k + 1
-            tokens -= negative * members
-            rows += members
+            before = each[level] * self.savings.kept_share[k]
+            each[level] -= negative
+            tokens += members * (each[level] * self.savings.kept_share[k + 1] - before)
+            rows += members * (self.savings.rows[k + 1] - self.savings.rows[k])
             drafting += members if k == 0 else 0
             value = tokens / max(self._seconds(load, rows, drafting), 1e-9)
             most = max(most, value)
@@ -314,14 +344,23 @@ class BlockLength:
     def _value(self, load: _Load, lengths: Sequence[int]) -> float:
         """Tokens a second of these lengths."""
         survival = self.acceptance.survival()
-        tokens, rows, drafting = float(load.requests), load.requests, 0
+        tokens, rows, drafting = 0.0, float(load.requests), 0
         for level, members in enumerate(load.members):
-            tokens += members * sum(survival[level][: lengths[level]])
-            rows += members * lengths[level]
-            drafting += members if lengths[level] else 0
+            length = lengths[level]
+            tokens += members * (1 + sum(survival[level][:length])) * self.savings.kept_share[length]
+            rows += members * self.savings.rows[length]
+            drafting += members if length else 0
         return tokens / max(self._seconds(load, rows, drafting), 1e-9)
 
-    def _seconds(self, load: _Load, rows: int, drafting: int) -> float:
+    def _price(self, load: _Load) -> float:
+        few, many = 2 * load.requests, (1 + self.most) * load.requests
+        if many == few:
+            return 0.0
+        more = self.step_cost.seconds(many, load.requests, load.context)
+        more -= self.step_cost.seconds(few, load.requests, load.context)
+        return max(more / (many - few), 0.0) * self._value(load, self.lengths)
+
+    def _seconds(self, load: _Load, rows: float, drafting: int) -> float:
         seconds = self.step_cost.seconds(rows, load.requests, load.context)
         if drafting:
             context = load.context * drafting / load.requests

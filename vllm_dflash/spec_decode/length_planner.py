@@ -39,6 +39,7 @@ class LengthPlanner:
         self.controller = BlockLength(worker.drafts, 1 + worker.drafts, None if length == "auto" else length)
         self._steps: dict[int, Step] = {}
         self._ended: float | None = None
+        self._blocks: dict[str, tuple[Sequence[float], int, list[float]]] = {}
         if self.controller.fixed is None:
             worker.observers.append(self._verified)
             worker.timing_observers.append(self._timed)
@@ -65,6 +66,17 @@ class LengthPlanner:
             lengths = self.agree(lengths)
         return lengths
 
+    def cut(self, request_ids: Sequence[str], lengths: Sequence[int], modes: Sequence[Sequence[float]]) -> list[int]:
+        """How many drafts of each block that was drawn are worth verifying, by its own q; `modes` as in `BlockLength`.
+
+        For an engine whose rows are planned after the drafts are drawn.
+        """
+        kept, beyond = self.controller.cut(lengths, modes)
+        if self.agree is not None:
+            kept = self.agree(kept)
+        self._blocks.update(zip(request_ids, zip(modes, kept, beyond, strict=True), strict=True))
+        return kept
+
     def drafted(self, requests: int) -> None:
         """So many requests get drafts in the step at hand."""
         step = self.worker.clock.step
@@ -77,9 +89,16 @@ class LengthPlanner:
         """Now and then drops what is known of requests that have ended."""
         if self.worker.clock.step % TIDIED == 0:
             self.controller.forget(alive)
+            self._blocks = {name: block for name, block in self._blocks.items() if name in alive}
 
     def _verified(self, outcome: StepOutcome) -> None:
-        self.controller.verified(outcome.request_ids, outcome.drafted, outcome.accepted)
+        beyond: list[Sequence[float]] = []
+        for request_id, drafted, accepted in zip(outcome.request_ids, outcome.drafted, outcome.accepted, strict=True):
+            modes, kept, rest = self._blocks.pop(request_id, ((), 0, [])) if drafted else ((), 0, [])
+            self.controller.confidence.observe(modes, drafted, accepted)
+            # What a grammar took out was not cut for its promise.
+            beyond.append(rest if drafted == kept else ())
+        self.controller.verified(outcome.request_ids, outcome.drafted, outcome.accepted, beyond)
 
     def _timed(self, timings: Sequence[Timing]) -> None:
         """The end of a step: how long it took, and the stages that have completed, of this one or of earlier ones."""

@@ -88,17 +88,17 @@ class MeasuredCost:
         self._observed += 1
         self._cells[key].last = self._observed
 
-    def samples(self, rows: int, requests: int, context: float) -> int:
+    def samples(self, rows: float, requests: int, context: float) -> int:
         """How many samples there are of such a load."""
         cell = self._cells.get(_key(rows, requests, context))
         return 0 if cell is None else cell.samples
 
-    def lately(self, rows: int, requests: int, context: float) -> int:
+    def lately(self, rows: float, requests: int, context: float) -> int:
         """How many of them there are since `changed`."""
         cell = self._cells.get(_key(rows, requests, context))
         return 0 if cell is None else cell.lately
 
-    def age(self, rows: int, requests: int, context: float) -> int | None:
+    def age(self, rows: float, requests: int, context: float) -> int | None:
         """How many steps ago such a load was measured last; None: never."""
         cell = self._cells.get(_key(rows, requests, context))
         return None if cell is None else self._observed - cell.last
@@ -109,7 +109,7 @@ class MeasuredCost:
             cell.lately = 0
             cell.recent = (cell.seconds,)
 
-    def seconds(self, rows: int, requests: int, context: float) -> float:
+    def seconds(self, rows: float, requests: int, context: float) -> float:
         """The expected seconds; 0 before the first sample."""
         if not self._cells or rows <= 0:
             return 0.0
@@ -131,7 +131,7 @@ class MeasuredCost:
     def _fit(self, rows: float, requests: float, context: float) -> float:
         return sum(w * f for w, f in zip(self._weights, _features(rows, requests, context), strict=True))
 
-    def _ratio(self, rows: int, requests: int, context: float) -> float:
+    def _ratio(self, rows: float, requests: int, context: float) -> float:
         """Measured over fitted, of the cells next in rows among those of like context."""
         _, _, like = _key(rows, requests, context)
         low: _Cell | None = None

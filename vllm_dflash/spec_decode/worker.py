@@ -65,6 +65,10 @@ class Anchors:
         )
 
 
+# (request ids, lengths as planned, [B][K] modes of the slots' q) -> lengths to verify.
+Cut = Callable[[Sequence[str], Sequence[int], list[list[float]]], list[int]]
+
+
 class SpecDecodeWorker:
     """One draft and verify cycle over a batch. An adapter gives it the engine's tensors and runs its forward.
 
@@ -77,6 +81,7 @@ class SpecDecodeWorker:
         device: where the stages are timed.
 
     `observers` are told the outcome of each step, after `verify` or, for requests without drafts, in `end_step`.
+    `cut`, where set, shortens sampled blocks by their q; it reads them on the host, once a draft.
     `on_non_finite` is told after each draft which of how many requests came out as NaN or infinite.
     `timing_observers` are told, in `end_step`, the stages that have completed. `tally` counts the rest.
     """
@@ -100,6 +105,7 @@ class SpecDecodeWorker:
         self.tally = Tally()
         self.observers: list[Observer] = []
         self.timing_observers: list[TimingObserver] = []
+        self.cut: Cut | None = None
         self.on_non_finite: Callable[[list[str], int], None] | None = None
         self._readback = Readback()
         self._verified: set[str] = set()
@@ -184,8 +190,12 @@ class SpecDecodeWorker:
         out_of_range = anchors.positions + 1 >= anchors.limit
         planned = anchors.lengths or [self.drafts] * count
         self.drafted(anchors.request_ids, planned, token_ids[:, 0] < 0, out_of_range)
-        if anchors.lengths is not None and min(anchors.lengths) < self.drafts:
-            lengths = torch.tensor(anchors.lengths).to(token_ids.device, non_blocking=True)
+        kept = anchors.lengths
+        if self.cut is not None and ids.shape[-1] > 1:
+            modes = torch.softmax(scores, dim=-1).amax(dim=-1).nan_to_num(0.0)
+            kept = self.cut(anchors.request_ids, planned, modes.tolist())
+        if kept is not None and min(kept) < self.drafts:
+            lengths = torch.tensor(kept).to(token_ids.device, non_blocking=True)
             slots_after = torch.arange(self.drafts, device=token_ids.device) >= lengths.unsqueeze(1)
             token_ids = token_ids.masked_fill(slots_after, -1)
         drafted = DraftBlock(
@@ -193,7 +203,7 @@ class SpecDecodeWorker:
             token_ids,
             ids if self.probabilistic else None,
             scores if self.probabilistic else None,
-            anchors.lengths,
+            kept,
         )
         self.block = drafted.with_rows(self.block)
         return drafted

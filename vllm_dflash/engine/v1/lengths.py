@@ -24,6 +24,9 @@ class StepLengths:
         option = server_options(runner.vllm_config.additional_config).block_length
         together = runner.parallel_config.tensor_parallel_size > 1
         self.planner = LengthPlanner(worker, option, agree=_as_first_rank if together else None)
+        # An asynchronous scheduler has planned the rows before a block is drawn.
+        if option == "auto" and worker.drafter.has_selector and not runner.use_async_scheduling:
+            worker.cut = self.planner.cut
 
     def cap(self, plan: DraftPlan, request_ids: Sequence[str], rows: int) -> None:
         """Cap the plan of a step by what pays. rows: of the target's forward in this step."""
