@@ -89,3 +89,22 @@ def test_a_few_blocks_tell_about_all_positions():
     acceptance = Acceptance(7)
     acceptance.observe(["a"] * 4, [7] * 4, [7] * 4)
     assert acceptance.by_position()[6] > 0.85
+
+
+def test_new_requests_keep_as_much_of_the_record_as_texts_are_alike():
+    """Texts alike: a new one is expected to be like the last ones. Texts that differ: little is expected of it."""
+    kept = {}
+    for kind, rates in {"alike": (0.6, 0.6), "different": (0.2, 0.9)}.items():
+        acceptance, draw = Acceptance(7), random.Random(0)
+        for number in range(80):
+            acceptance.meet([f"r{number}"])
+            for _ in range(40):
+                good = 0
+                while good < 7 and draw.random() < rates[number % 2]:
+                    good += 1
+                acceptance.advance()
+                acceptance.observe([f"r{number}"], [7], [good])
+        acceptance.meet(["new"])
+        kept[kind] = acceptance.record
+    assert kept["different"] < 7
+    assert kept["alike"] > 25

@@ -110,3 +110,25 @@ def test_a_machine_of_another_pace_changes_no_choice(slower):
     simulation.run(Load(8, 500, 2.0), 0, 300)
     simulation.pace = math.log(slower)
     assert simulation.run(Load(8, 500, 2.0), 0, 200).ratio > 0.97
+
+
+def test_lengths_that_are_nobodys_are_none():
+    """Lengths were left only for a level at which no request stands: none was drafted for, and no probe sent either."""
+    simulation = simulator(CHEAP)
+    simulation.run(Load(4, 500, 1.0), 0, 100)
+    controller = simulation.controller
+    controller.lengths = (0, 0, 0, 0, 7)
+    controller._decided = -1000
+    outcome = simulation.run(Load(4, 500, 6.0))
+    assert outcome.ratio > 0.97 and outcome.mean_drafts > 5
+
+
+def test_a_search_costs_no_more_than_is_put_by_for_it():
+    """Texts that change all the time and never pay: what is tried for the sake of the next one is bounded."""
+    simulation = simulator(DEAR)
+    plain = got = seconds = 0.0
+    for _ in range(12):
+        outcome = simulation.run(Load(8, 500, 1.5), 0, 60)
+        got, seconds = got + 1 / outcome.controller, seconds + 1
+        plain = outcome.plain
+    assert seconds / got > 0.94 * plain

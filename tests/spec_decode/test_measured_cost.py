@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from vllm_dflash.spec_decode.measured_cost import MeasuredCost
+from vllm_dflash.spec_decode.measured_cost import Beside, MeasuredCost
 
 
 def processor(rows: float, requests: int, context: float) -> float:
@@ -74,3 +74,30 @@ def test_a_longer_context_is_dearer_before_it_is_measured(truth):
     cost = measured(truth, [(1, 1, 500), (1, 1, 8000), (1, 1, 30_000)])
     assert cost.seconds(1, 1, 185_000) == pytest.approx(truth(1, 1, 185_000), rel=0.3)
     assert cost.samples(1, 1, 185_000) == 0 and cost.samples(1, 1, 30_000) == 6
+
+
+def test_most_of_five_being_outliers_moves_a_cost_by_little(truth):
+    """Three outliers in five steps doubled a plain step's cost once, and the pace of the machine with it."""
+    cost = measured(truth, [(8, 1, 500)], samples=30)
+    true = truth(8, 1, 500)
+    for factor in (5, 5, 1, 5, 1, 1, 1):
+        cost.observe(factor * true, 8, 1, 500)
+        assert cost.seconds(8, 1, 500) == pytest.approx(true, rel=0.02)
+
+
+def test_a_lone_outlier_is_not_believed_against_its_neighbours(truth):
+    """One draft that took five times as long kept drafting off for good: it looked too dear to be tried again."""
+    cost = measured(truth, [(8, 1, 500), (16, 2, 500), (64, 8, 500), (64, 8, 4000)])
+    cost.observe(5 * truth(32, 4, 500), 32, 4, 500)
+    assert cost.seconds(32, 4, 500) < 1.5 * truth(32, 4, 500)
+
+
+def test_what_drafting_takes_beside_the_draft_is_a_median_and_not_negative():
+    beside = Beside()
+    for seconds in (0.003, 0.05, -0.001, 0.003, 0.004):
+        assert beside.seconds(32) in (0.0, 0.003)
+        beside.observe(seconds, 32)
+    assert beside.seconds(32) == beside.seconds(40) == 0.003 and beside.seconds(64) == 0.0
+    for _ in range(3):
+        beside.observe(-0.002, 8)
+    assert beside.seconds(8) == 0.0

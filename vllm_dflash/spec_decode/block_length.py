@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
 from vllm_dflash.spec_decode.acceptance import AVERAGE, LEVELS, Acceptance
 from vllm_dflash.spec_decode.confidence import Confidence, Savings, worth_verifying
-from vllm_dflash.spec_decode.measured_cost import MeasuredCost
+from vllm_dflash.spec_decode.measured_cost import Beside, MeasuredCost
+from vllm_dflash.spec_decode.pace import Pace
 
 # Nobody drafts.
 PLAIN = (0,) * len(LEVELS)
@@ -30,13 +30,17 @@ NEAR = 0.1
 # while they pay should the text be PLAUSIBLE standard deviations better than the record says, and for SEARCH_SHARE of
 # the time should it be CONCEIVABLE ones.
 SEARCH, PLAUSIBLE, CONCEIVABLE, SEARCH_SHARE = 200, 1.5, 4.0, 0.15
+# Share of all time that may be lost so, put by up to so many steps of plain decoding: over the square of the requests,
+# and more for any number. The more requests, the more a step of tries tells, and the likelier the next are like these.
+SEARCH_COST, SEARCH_RESERVE = (0.045, 0.003), (60.0, 2.0)
+# No step of tries is taken for more than so many steps of plain decoding: it may be an outlier.
+DEAREST = 8.0
 # One request in this many drafts in a probe, at least.
 PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
 MEASURED = 3
-# Samples from which on a cost tells about the machine's pace; the share of a deviation by which the pace moves, and the
-# deviation (log) by which it moves as a whole.
-KNOWN, PACE_SHARE, PACE_JUMP = 8, 0.1, 0.15
+# Samples from which on a cost tells about the machine's pace.
+KNOWN = 8
 # Share of all time that may be lost to plain steps that measure anew what drafting has to beat, and the least and the
 # most steps between two of them.
 PLAIN_SHARE, LEAST_PATIENCE, MOST_PATIENCE = 0.004, 25.0, 250.0
@@ -111,14 +115,14 @@ class BlockLength:
         """Tokens that the time of one more row would yield otherwise: a draft less likely is not worth verifying."""
         self.step_cost = MeasuredCost()
         self.draft_cost = MeasuredCost()
+        self.beside = Beside()
+        self.pace = Pace()
         self.lengths = PLAIN
         self._toured = [0] * len(MOVES)
         self._trial: tuple[int, ...] | None = None
         self._load: _Load | None = None
         self._levels: dict[str, int] = {}
         self._bank = self._reserve = self._dearest = self._shortfall = 0.0
-        self._pace = 0.0
-        self._ratios: tuple[float, ...] = ()
         self._turn = 0
         self._step = 0
         self._decided = -SELDOM
@@ -128,6 +132,7 @@ class BlockLength:
         self._patience = MOST_PATIENCE
         self._hopeful = False
         self._share = PROBE_SHARE
+        self._allowance = math.inf
         self._new = 0
 
     def observe(self, step: Step) -> None:
@@ -139,9 +144,18 @@ class BlockLength:
         if step.drafting:
             self.draft_cost.observe(step.draft_seconds / pace, step.draft_rows, step.drafting, step.draft_context)
         rest = max(seconds - step.draft_seconds / pace, 0.0)
-        self.step_cost.observe(rest, step.rows, step.requests, step.context)
+        if step.drafting and step.rows == step.requests and self._plain_is_known(step):
+            more = rest - self.step_cost.seconds(step.rows, step.requests, step.context)
+            self.beside.observe(more, step.draft_rows)
+        else:
+            rest = max(rest - self.beside.seconds(step.draft_rows), 0.5 * rest)
+            self.step_cost.observe(rest, step.rows, step.requests, step.context)
         plain = self._plain_seconds() or seconds
         share = self._share * min(seconds, 2 * plain)
+        cost, most = (one / step.requests**2 + more for one, more in (SEARCH_COST, SEARCH_RESERVE))
+        self._allowance = min(self._allowance + cost * min(seconds, 2 * plain), most * plain)
+        if self._share == SEARCH_SHARE and not any(self.lengths) and (step.drafting or step.rows > step.requests):
+            self._allowance -= min(max(seconds - plain, 0.0), DEAREST * plain)
         self._reserve = min(self._reserve + PROBE_SHARE * min(seconds, 2 * plain), RESERVE * plain)
         # What was put by while nothing was worth trying is not for spending at once.
         if not any(self.lengths) and self._bank < max(self._dearest, 2 * plain):
@@ -149,24 +163,20 @@ class BlockLength:
         if step.rows == step.requests:
             self._plain = self._step
 
+    def _plain_is_known(self, step: Step) -> bool:
+        return self.step_cost.lately(step.requests, step.requests, step.context) >= KNOWN
+
     def _follow(self, step: Step) -> float:
-        """How much slower the machine is than the records say, by steps that this load has had before: it shares its
-        time and its clock with others, and a length is not to look good for having been measured in a better hour."""
+        """How much slower the machine is than the records say, by steps that this load has had before."""
         known = self.step_cost.lately(step.rows, step.requests, step.context)
         expected = self.step_cost.seconds(step.rows, step.requests, step.context)
         if step.drafting:
             known = min(known, self.draft_cost.lately(step.draft_rows, step.drafting, step.draft_context))
             expected += self.draft_cost.seconds(step.draft_rows, step.drafting, step.draft_context)
+            expected += self.beside.seconds(step.draft_rows)
         if known >= KNOWN and expected > 0 and step.seconds > 0:
-            self._ratios = (*self._ratios[-2:], math.log(step.seconds / expected) - self._pace)
-            off = median_low(self._ratios)
-            # Three steps in a row that are off by so much are no noise.
-            if len(self._ratios) == 3 and (min(self._ratios) > PACE_JUMP or max(self._ratios) < -PACE_JUMP):
-                self._ratios = ()
-                self._pace += off
-            else:
-                self._pace += PACE_SHARE * min(max(off, -PACE_JUMP), PACE_JUMP)
-        return math.exp(self._pace)
+            self.pace.observe(step.seconds / expected)
+        return self.pace.value
 
     def cut(self, lengths: Sequence[int], modes: Sequence[Sequence[float]]) -> tuple[list[int], list[list[float]]]:
         """Blocks as they were drafted -> drafts to verify of each, and the expected acceptance of those cut off.
@@ -195,9 +205,13 @@ class BlockLength:
             aside = probing and not self._hopeful
             memory = PROBING_MEMORY if aside else DRAFTING_MEMORY
             self.acceptance.observe(request_ids, drafted, accepted, memory, beyond)
-            if aside and self._load is not None:
+            if probing and self._load is not None:
                 plain = self._plain_seconds()
-                self._bank = min(self._bank + sum(accepted) / self._load.requests * plain, (2 + RESERVE) * plain)
+                back = sum(accepted) / self._load.requests * plain
+                if self._share == SEARCH_SHARE:
+                    self._allowance += back
+                if aside:
+                    self._bank = min(self._bank + back, (2 + RESERVE) * plain)
 
     def forget(self, alive: Container[str]) -> None:
         """Drop what is known of requests that have ended."""
@@ -272,7 +286,7 @@ class BlockLength:
             self.lengths = PLAIN
         plain = max(self._value(load, PLAIN), 1e-9)
         self._shortfall = 1 - drafting / plain
-        searching = self._step - self._new < SEARCH
+        searching = self._step - self._new < SEARCH and self._allowance > 0
         better = self.acceptance.deviation()
         self._hopeful = searching and self._best(load, PLAUSIBLE * better)[2] > plain
         self._share = SEARCH_SHARE if searching and self._best(load, CONCEIVABLE * better)[2] > plain else PROBE_SHARE
@@ -365,6 +379,7 @@ class BlockLength:
         if drafting:
             context = load.context * drafting / load.requests
             seconds += self.draft_cost.seconds(drafting * self.block, drafting, context)
+            seconds += self.beside.seconds(drafting * self.block)
         return seconds
 
     def _probe(self, load: _Load, count: int) -> list[int] | None:

@@ -150,6 +150,25 @@ class MeasuredCost:
         return low.ratio + along * (high.ratio - low.ratio)
 
 
+class Beside:
+    """What a step that drafts takes beside the draft and its target's rows, by the draft's rows to a power of two: the
+    host's work, and context that was kept and is written now. The median of nine, as it is small beside a step's noise.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[int, tuple[float, ...]] = {}
+
+    def observe(self, seconds: float, draft_rows: int) -> None:
+        """seconds: of the step without its draft, over those of the same rows without any draft; may be negative."""
+        size = draft_rows.bit_length()
+        self._samples[size] = (*self._samples.get(size, ())[-8:], seconds)
+
+    def seconds(self, draft_rows: int) -> float:
+        """0 before the third sample."""
+        known = self._samples.get(draft_rows.bit_length(), ())
+        return max(median_low(known), 0.0) if len(known) > 2 else 0.0
+
+
 def _features(rows: float, requests: float, context: float) -> tuple[float, float, float, float]:
     return 1.0, rows, context, context * (rows / max(requests, 1) - 1)
 

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine's pace: how much slower or faster everything is than when it was measured."""
+
+from __future__ import annotations
+
+import math
+from statistics import median_low
+
+# The share of a deviation by which the pace moves, and the deviation (log) by which it moves as a whole.
+SHARE, JUMP = 0.1, 0.15
+
+
+class Pace:
+    """A machine shares its time and its clock with others, and a length is not to look good for having been measured in
+    a better hour: what all loads have in common is taken out of the costs.
+    """
+
+    def __init__(self) -> None:
+        self._log = 0.0
+        self._ratios: tuple[float, ...] = ()
+
+    @property
+    def value(self) -> float:
+        """Seconds now over seconds as recorded."""
+        return math.exp(self._log)
+
+    def observe(self, ratio: float) -> None:
+        """A step whose cost is well known took `ratio` times what was recorded."""
+        self._ratios = (*self._ratios[-2:], math.log(ratio) - self._log)
+        off = median_low(self._ratios)
+        # Three steps in a row that are off by so much are no noise.
+        if len(self._ratios) == 3 and (min(self._ratios) > JUMP or max(self._ratios) < -JUMP):
+            self._ratios = ()
+            self._log += off
+        else:
+            self._log += SHARE * min(max(off, -JUMP), JUMP)
