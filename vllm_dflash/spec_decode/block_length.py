@@ -132,7 +132,7 @@ class BlockLength:
         self._patience = MOST_PATIENCE
         self._hopeful = False
         self._share = PROBE_SHARE
-        self._allowance = math.inf
+        self._allowances: dict[int, tuple[float, int]] = {}
         self._new = 0
 
     def observe(self, step: Step) -> None:
@@ -152,16 +152,22 @@ class BlockLength:
             self.step_cost.observe(rest, step.rows, step.requests, step.context)
         plain = self._plain_seconds() or seconds
         share = self._share * min(seconds, 2 * plain)
-        cost, most = (one / step.requests**2 + more for one, more in (SEARCH_COST, SEARCH_RESERVE))
-        self._allowance = min(self._allowance + cost * min(seconds, 2 * plain), most * plain)
         if self._share == SEARCH_SHARE and not any(self.lengths) and (step.drafting or step.rows > step.requests):
-            self._allowance -= min(max(seconds - plain, 0.0), DEAREST * plain)
+            self._allowance(step.requests, min(max(seconds / plain - 1, 0.0), DEAREST))
         self._reserve = min(self._reserve + PROBE_SHARE * min(seconds, 2 * plain), RESERVE * plain)
         # What was put by while nothing was worth trying is not for spending at once.
         if not any(self.lengths) and self._bank < max(self._dearest, 2 * plain):
             self._bank += share
         if step.rows == step.requests:
             self._plain = self._step
+
+    def _allowance(self, requests: int, spent: float = 0.0) -> float:
+        """What a search may still cost at about so many requests, in steps of plain decoding; less what was spent."""
+        cost, most = (one / requests**2 + more for one, more in (SEARCH_COST, SEARCH_RESERVE))
+        left, at = self._allowances.get(requests.bit_length(), (most, self._step))
+        left = min(left + cost * (self._step - at), most) - spent
+        self._allowances[requests.bit_length()] = (left, self._step)
+        return left
 
     def _plain_is_known(self, step: Step) -> bool:
         return self.step_cost.lately(step.requests, step.requests, step.context) >= KNOWN
@@ -209,7 +215,7 @@ class BlockLength:
                 plain = self._plain_seconds()
                 back = sum(accepted) / self._load.requests * plain
                 if self._share == SEARCH_SHARE:
-                    self._allowance += back
+                    self._allowance(self._load.requests, -sum(accepted) / self._load.requests)
                 if aside:
                     self._bank = min(self._bank + back, (2 + RESERVE) * plain)
 
@@ -286,7 +292,7 @@ class BlockLength:
             self.lengths = PLAIN
         plain = max(self._value(load, PLAIN), 1e-9)
         self._shortfall = 1 - drafting / plain
-        searching = self._step - self._new < SEARCH and self._allowance > 0
+        searching = self._step - self._new < SEARCH and self._allowance(load.requests) > 0
         better = self.acceptance.deviation()
         self._hopeful = searching and self._best(load, PLAUSIBLE * better)[2] > plain
         self._share = SEARCH_SHARE if searching and self._best(load, CONCEIVABLE * better)[2] > plain else PROBE_SHARE
