@@ -213,11 +213,11 @@ class BlockLength:
             self.acceptance.observe(request_ids, drafted, accepted, memory, beyond)
             if probing and self._load is not None:
                 plain = self._plain_seconds()
-                back = sum(accepted) / self._load.requests * plain
+                back = sum(accepted) / self._load.requests
                 if self._share == SEARCH_SHARE:
-                    self._allowance(self._load.requests, -sum(accepted) / self._load.requests)
+                    self._allowance(self._load.requests, -back)
                 if aside:
-                    self._bank = min(self._bank + back, (2 + RESERVE) * plain)
+                    self._bank = min(self._bank + back * plain, (2 + RESERVE) * plain)
 
     def forget(self, alive: Container[str]) -> None:
         """Drop what is known of requests that have ended."""
@@ -295,7 +295,8 @@ class BlockLength:
         searching = self._step - self._new < SEARCH and self._allowance(load.requests) > 0
         better = self.acceptance.deviation()
         self._hopeful = searching and self._best(load, PLAUSIBLE * better)[2] > plain
-        self._share = SEARCH_SHARE if searching and self._best(load, CONCEIVABLE * better)[2] > plain else PROBE_SHARE
+        conceivable = self._hopeful or (searching and self._best(load, CONCEIVABLE * better)[2] > plain)
+        self._share = SEARCH_SHARE if conceivable else PROBE_SHARE
         if lengths == self.lengths:
             return
         if not any(self.lengths) and self.acceptance.record < EVIDENCE:
@@ -399,15 +400,15 @@ class BlockLength:
         few = max(1, load.requests // PROBE_REQUESTS)
         sizes = sorted({few, (few + load.requests) // 2, load.requests})
         [survival] = self.acceptance.survival((0.0,))
-        chosen = min(
-            (self._try(load, drafting, plain, survival) for drafting in sizes),
-            key=lambda one: (one[0] > self._bank, one[0] / one[2] if one[0] <= self._bank else one[0]),
-        )
-        loss, spent, drafting, drafts = chosen
+        tries = [self._try(load, drafting, plain, survival) for drafting in sizes]
         if self._hopeful:
-            loss, spent, drafting, drafts = min(
-                (self._try(load, drafting, plain, survival) for drafting in sizes), key=lambda one: one[0] / one[2]
+            chosen = min(tries, key=lambda one: one[0] / one[2])
+        else:
+            chosen = min(
+                tries,
+                key=lambda one: (one[0] > self._bank, one[0] / one[2] if one[0] <= self._bank else one[0]),
             )
+        loss, spent, drafting, drafts = chosen
         self._dearest = loss
         share = max(self._share * plain, 1e-9)
         wait = (loss - self._bank) / share
