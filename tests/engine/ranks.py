@@ -53,48 +53,71 @@ def follow(worker: Any, patterns: Sequence[Sequence[int]] | None = None, delay: 
         return
     runner.speculator.model.register_forward_pre_hook(forward)
     if patterns is not None:
-        pattern, planned = patterns[worker.rank % len(patterns)], iter(range(1 << 60))
+        script_lengths(worker, patterns)
 
-        def plan(request_ids: Sequence[str], context: float) -> list[int]:
-            step = next(planned)
-            return [pattern[(step + i) % len(pattern)] for i in range(len(request_ids))]
 
-        runner.speculator.lengths.planner.controller.plan = plan
+def drafter_of(worker: Any) -> Any:
+    """V1's proposer or V2's speculator; None on a stage of a pipeline that does not draft."""
+    runner = worker.model_runner
+    return runner.speculator if hasattr(runner, "speculator") else runner.drafter
+
+
+def hear_late(readback: Any, late: int) -> None:
+    """As where the device is `late` steps behind the host: only then are a step's numbers there."""
+
+    class Late:
+        def record(self) -> None:
+            self.there = readback._polls + late
+
+        def query(self) -> bool:
+            return readback._polls > self.there
+
+        def synchronize(self) -> None: ...
+
+    readback.event = Late
 
 
 def spoil_context(worker: Any, row: int, late: Sequence[int]) -> None:
-    """In the next step that row of the drafter's context becomes NaN. late: by rank, steps after which the rank reads
-    what became of its drafts, as devices may be late."""
-    speculator = worker.model_runner.speculator
-    if speculator is None:
+    """In the next step that row of the drafter's context becomes NaN. late: by rank, see `hear_late`."""
+    drafter = drafter_of(worker)
+    if drafter is None:
         return
-    readback, waiting = speculator.worker._readback, []
-
-    def read(numbers: Any, then: Any) -> None:
-        waiting.append([late[worker.rank], numbers.tolist(), then])
-
-    def poll() -> None:
-        for entry in waiting:
-            entry[0] -= 1
-        while waiting and waiting[0][0] < 0:
-            _, numbers, then = waiting.pop(0)
-            then(numbers)
-
-    readback.read, readback.poll = read, poll
-    combine = speculator.model.combine_hidden_states
+    hear_late(drafter.worker._readback, late[worker.rank])
+    model = drafter.model
+    combine = model.combine_hidden_states
 
     def spoiled(taps: Any) -> Any:
         features = combine(taps)
         features[row] = float("nan")
-        speculator.model.combine_hidden_states = combine
+        model.combine_hidden_states = combine
         return features
 
-    speculator.model.combine_hidden_states = spoiled
+    model.combine_hidden_states = spoiled
+
+
+def spoil_forward(worker: Any, ranks: Sequence[int], late: Sequence[int]) -> None:
+    """From now on the drafter's forward gives NaN on these ranks. late: by rank, see `hear_late`."""
+    drafter = drafter_of(worker)
+    hear_late(drafter.worker._readback, late[worker.rank])
+    if worker.rank in ranks:
+        drafter.model.register_forward_hook(lambda module, arguments, hidden: hidden * float("nan"))
+
+
+def script_lengths(worker: Any, patterns: Sequence[Sequence[int]]) -> None:
+    """By rank, what its controller finds best for the i-th request of its n-th step: pattern[n + i]."""
+    pattern, planned = patterns[worker.rank % len(patterns)], iter(range(1 << 60))
+
+    def plan(request_ids: Sequence[str], context: float) -> list[int]:
+        step = next(planned)
+        return [pattern[(step + i) % len(pattern)] for i in range(len(request_ids))]
+
+    drafter_of(worker).lengths.planner.controller.plan = plan
 
 
 def raise_in_forward(worker: Any, first: int, count: int) -> None:
     """The drafter's forwards number first, first + 1, ... (count of them) raise."""
-    if worker.model_runner.speculator is None:
+    drafter = drafter_of(worker)
+    if drafter is None:
         return
     calls = iter(range(1, 1 << 60))
 
@@ -102,13 +125,14 @@ def raise_in_forward(worker: Any, first: int, count: int) -> None:
         if first <= next(calls) < first + count:
             raise RuntimeError("the draft was told to fail")
 
-    worker.model_runner.speculator.model.register_forward_pre_hook(raising)
+    drafter.model.register_forward_pre_hook(raising)
 
 
 def faults(worker: Any) -> tuple[dict[str, int], bool] | None:
-    if worker.model_runner.speculator is None:
+    drafter = drafter_of(worker)
+    if drafter is None:
         return None
-    tally = worker.model_runner.speculator.worker.tally
+    tally = drafter.worker.tally
     return dict(tally.faults), tally.enabled
 
 

@@ -218,6 +218,54 @@ def test_ranks_leave_the_same_context_behind(processes, plugin, trained, late):
     assert set(last["lengths"].values()) == {7}
 
 
+NAN = [
+    pytest.param(["context"], (0, 2), 7, id="context-second-late"),
+    pytest.param(["context"], (2, 0), [7, 0, 3, 0, 0], id="context-first-late", marks=pytest.mark.slow),
+    pytest.param([0, 1], (0, 2), [7, 0, 3, 0, 0], id="everything-second-late", marks=pytest.mark.slow),
+    pytest.param([1], (2, 0), 7, id="everything-of-one-rank", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("spoiled", "late", "length"), NAN)
+def test_v1_ranks_hear_of_nan_in_the_same_step(processes, plugin, trained, spoiled, late, length):
+    """Each reads its own device. Were each to go on without drafts on its own, their forwards would not fit."""
+    pair = trained("dflash2")
+    engine = several(processes, plugin, "v1")
+    prompts = [prompt[:61] for prompt in tiny_prompts(pair.target_shape.vocab_size) if len(prompt) >= 61][:3]
+    fixed = length == 7
+    options = {"dflash": {"metrics": False, "block_length": 7 if fixed else "auto"}}
+    engine.start(
+        pair.target,
+        pair.drafter,
+        speculative={"num_speculative_tokens": 7},
+        additional_config=options,
+        tensor_parallel_size=2,
+        enable_prefix_caching=False,
+    )
+    engine.probe(ranks.everywhere, ranks.watch)
+    if not fixed:
+        engine.probe(ranks.everywhere, ranks.script_lengths, [length, length[::-1]])
+    spoil = (ranks.spoil_context, 0) if spoiled == ["context"] else (ranks.spoil_forward, spoiled)
+    engine.probe(ranks.everywhere, *spoil, late)
+    sampled = GREEDY | {"max_tokens": 120, "temperature": 1.0, "seed": 3}
+    outputs = engine.generate(prompts, [GREEDY | {"max_tokens": 120}, GREEDY | {"max_tokens": 120}, sampled])
+    target = ReferenceTarget(pair.target)
+    for prompt, output in zip(prompts[:2], outputs, strict=False):
+        assert output.token_ids == target.greedy(prompt, 120)
+    first, second = engine.probe(ranks.everywhere, ranks.noted)
+    assert [name for name, *_ in first] == [name for name, *_ in second]
+    assert [note for note in first if note[0] == "reject_sparse"] == [n for n in second if n[0] == "reject_sparse"]
+    faults = engine.probe(ranks.everywhere, ranks.faults)
+    assert faults[0] == faults[1]
+    if spoiled == ["context"]:
+        assert faults[0] == ({"non_finite": 1}, True)
+        assert max(accepted for name, _, counts in first if name == "reject_sparse" for accepted in counts) >= 2
+    else:
+        # What was on its way when the third was heard is counted too.
+        counts, enabled = faults[0]
+        assert counts["disabled"] == 1 and 3 <= counts["non_finite"] <= 5 and not enabled
+
+
 @pytest.mark.slow
 def test_a_drafter_that_fails_on_the_last_stage(processes, plugin, trained):
     """PP=2: what raises and what is NaN there costs drafts alone, and drafts go on."""

@@ -80,23 +80,36 @@ def test_skipped_drafts_come_with_the_next_outcome_once() -> None:
     assert [outcome.skipped for outcome in outcomes] == [{"range": 2, "prompt": 4}, {}]
 
 
-def test_numbers_of_a_device_arrive_in_order_when_their_event_is_done() -> None:
-    class Done:
-        def __init__(self) -> None:
-            self.done = False
-            events.append(self)
+class Done:
+    """An event that is done once it is told so, or waited for."""
 
-        def record(self) -> None: ...
+    def __init__(self) -> None:
+        self.done = False
 
-        def query(self) -> bool:
-            return self.done
+    def record(self) -> None: ...
 
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = True
+
+
+def late() -> tuple[Readback, list[Done]]:
     events: list[Done] = []
-    readback, got = Readback(event=Done), []
+
+    def event() -> Done:
+        events.append(Done())
+        return events[-1]
+
+    return Readback(event), events
+
+
+def test_numbers_of_a_device_arrive_in_order_when_their_event_is_done() -> None:
+    readback, events = late()
+    got: list[int] = []
     for value in (1, 2):
-        host = torch.tensor([value])
-        event = Done()
-        readback._waiting.append((host, event, got.extend))
+        readback.read(torch.tensor([value]), got.extend)
     readback.poll()
     events[1].done = True
     readback.poll()
@@ -104,5 +117,25 @@ def test_numbers_of_a_device_arrive_in_order_when_their_event_is_done() -> None:
     events[0].done = True
     readback.poll()
     assert got == [1, 2]
-    readback.read(torch.tensor([3]), got.extend)
-    assert got == [1, 2, 3]
+
+
+def test_numbers_that_ranks_hear_in_the_same_step() -> None:
+    """At the third poll: not before, whoever is done, and not after, whoever is not."""
+    for done in (False, True):
+        readback, events = late()
+        readback.after = 3
+        heard: list[int] = []
+        by_step = []
+        for step in range(5):
+            readback.read(torch.tensor(step), heard.append)
+            events[-1].done = done
+            readback.poll()
+            by_step.append(list(heard))
+        assert by_step == [[], [], [0], [0, 1], [0, 1, 2]]
+        assert [event.done for event in events] == [True, True, True, done, done]
+
+
+def test_a_processor_has_them_at_once() -> None:
+    got: list[int] = []
+    Readback().read(torch.tensor([3]), got.extend)
+    assert got == [3]

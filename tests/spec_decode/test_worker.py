@@ -280,3 +280,38 @@ def test_who_got_no_drafts_and_why() -> None:
     worker.drafted(["nan", "end", "blind", "good", "unplanned"], [3, 3, 1, 3, 0], without, out_of_range, no_context)
     assert told == [(["nan"], 2)]
     assert worker.tally.skipped == {"range": 1, "no_context": 1, "fault": 1}
+
+
+def test_what_was_drafted_before_a_context_was_left_behind_is_no_news() -> None:
+    """The device is late: two more steps draft for a request before it is heard that its context is NaN."""
+    worker = SpecDecodeWorker(TableDrafter(), MASK, K, C, False)
+    worker._readback.after = 3
+    worker._readback.event = Immediate
+    told: list = []
+    skipped: Counter[str] = Counter()
+    worker.observers.append(lambda outcome: skipped.update(outcome.skipped))
+
+    def leave_behind(bad: list[str], requests: int) -> None:
+        told.append((worker.clock.step, bad, requests))
+        worker.leave_behind(bad)
+
+    worker.on_non_finite = leave_behind
+    for step in range(1, 8):
+        worker.clock.begin_step(2, 0)
+        without = torch.tensor([step in (2, 3, 4, 5), False])
+        worker.drafted(["nan", "good"], [3, 3], without, torch.zeros(2, dtype=torch.bool))
+        worker.end_step([])
+    # What step 5 drafted came after the context began anew, at the end of step 4.
+    assert told == [(3, [], 2), (4, ["nan"], 2), (5, [], 1), (6, [], 1), (7, ["nan"], 2)]
+    assert skipped == {"fault": 4}
+
+
+class Immediate:
+    """An event that is done at once."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...

@@ -13,7 +13,8 @@ def top_tokens(
     """hidden [rows, H] -> the `count` best ids [rows, count] int64, best first, and their logits fp32.
 
     Logits carry the multiplier and, after it, the soft cap. Ranks exchange their own best in one gather, ids as the
-    bits of their fp32 neighbours: stock's way takes two, and its CPU gather knows no integers.
+    bits of their fp32 neighbours: stock's way takes two, and its CPU gather knows no integers. A row that is not finite
+    on one rank is NaN on all of them.
     """
     if lm_head.tp_size == 1:
         ids, logits = processor.get_top_k_tokens(lm_head, hidden, count)
@@ -24,7 +25,8 @@ def top_tokens(
         logits[..., -padding:] = -torch.inf
     values, local = _topk(logits, min(count, logits.shape[-1]))
     ids = (local + lm_head.shard_indices.org_vocab_start_index).to(torch.int32)
-    own = torch.cat([values.float(), ids.view(torch.float32)], dim=-1)
+    spoiled = hidden.sum(dim=-1, keepdim=True, dtype=torch.float32) * 0.0
+    own = torch.cat([values.float() + spoiled, ids.view(torch.float32)], dim=-1)
     every = tensor_model_parallel_all_gather(own, dim=-1).view(hidden.shape[0], lm_head.tp_size, 2, -1)
     values, chosen = every[:, :, 0].flatten(1).topk(count, dim=-1)
     ids = every[:, :, 1].flatten(1).contiguous().view(torch.int32).gather(1, chosen).to(torch.int64)

@@ -210,7 +210,8 @@ class DFlashDrafter(nn.Module):
         """
         ids, logits = top_tokens(self.logits_processor, self.lm_head, hidden, count)
         if self.d2t is not None:
-            ids = ids + self.d2t[ids]
+            # What is not finite may be padding, whose ids are none.
+            ids = ids + self.d2t[ids.clamp(max=self.d2t.shape[0] - 1)]
         return ids, logits
 
     def select(

@@ -61,26 +61,39 @@ class Tally:
 class Readback:
     """Numbers on their way from the device to the host: `then` is called with them once they are there, in order.
 
-    On a CPU that is at once. `event` makes a device event with record() and query().
+    On a CPU that is at once, unless `event` is given; it makes an event with record(), query() and synchronize().
     """
 
-    def __init__(self, event: Callable[[], Any] = torch.Event) -> None:
-        self._event = event
-        self._waiting: deque[tuple[torch.Tensor, Any, Callable[[Any], None]]] = deque()
+    def __init__(self, event: Callable[[], Any] | None = None) -> None:
+        self.event = event
+        self.after: int | None = None
+        """The poll that hands over, counted from the read and waited for; None: the first that finds them there."""
+        self._polls = 0
+        self._waiting: deque[tuple[torch.Tensor, Any, Callable[[Any], None], int]] = deque()
 
     def read(self, numbers: torch.Tensor, then: Callable[[Any], None]) -> None:
         """numbers: any shape, integers. then: gets them as `tolist` gives them; called here or by a later `poll`."""
-        if numbers.device.type == "cpu":
+        on_cpu = numbers.device.type == "cpu"
+        if on_cpu and self.event is None:
             then(numbers.tolist())
             return
-        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=not on_cpu)
         host.copy_(numbers, non_blocking=True)
-        event = self._event()
+        event = (self.event or torch.Event)()
         event.record()
-        self._waiting.append((host, event, then))
+        self._waiting.append((host, event, then, self._polls))
 
     def poll(self) -> None:
-        """Calls `then` for all that has arrived."""
-        while self._waiting and self._waiting[0][1].query():
-            host, _, then = self._waiting.popleft()
+        """Calls `then` for all that has arrived, or is due."""
+        self._polls += 1
+        while self._waiting:
+            host, event, then, polls = self._waiting[0]
+            if self.after is None:
+                if not event.query():
+                    return
+            elif self._polls - polls < self.after:
+                return
+            else:
+                event.synchronize()
+            self._waiting.popleft()
             then(host.tolist())

@@ -65,6 +65,10 @@ class Anchors:
         )
 
 
+# The ends of steps, its own counted, at which what became of a step's drafts is heard. The device has done two more
+# steps' work by then at least, with asynchronous scheduling one.
+HEARD_AFTER = 3
+
 # (request ids, lengths as planned, [B][K] modes of the slots' q) -> lengths to verify.
 Cut = Callable[[Sequence[str], Sequence[int], list[list[float]]], list[int]]
 
@@ -82,7 +86,8 @@ class SpecDecodeWorker:
 
     `observers` are told the outcome of each step, after `verify` or, for requests without drafts, in `end_step`.
     `cut`, where set, shortens sampled blocks by their q; it reads them on the host, once a draft.
-    `on_non_finite` is told after each draft which of how many requests came out as NaN or infinite.
+    `on_non_finite` is told after each draft which of how many requests came out as NaN or infinite; a request whose
+    context was left behind since it was drafted for is none of them.
     `timing_observers` are told, in `end_step`, the stages that have completed. `tally` counts the rest.
     """
 
@@ -109,6 +114,16 @@ class SpecDecodeWorker:
         self.on_non_finite: Callable[[list[str], int], None] | None = None
         self._readback = Readback()
         self._verified: set[str] = set()
+        self._left_behind: dict[str, int] = {}
+
+    def hear_alike(self) -> None:
+        """For ranks that run one model together: each hears what became of a step's drafts at the end of the same later
+        step, however late its device is, so that all of them do the same about it. By then it needn't wait."""
+        self._readback.after = HEARD_AFTER
+
+    def leave_behind(self, request_ids: Sequence[str]) -> None:
+        """These requests' context begins anew: what was drafted so far tells nothing about it any more."""
+        self._left_behind.update(dict.fromkeys(request_ids, self.clock.step))
 
     def verify(self, inputs: VerifyInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of this step against the block of the last one; see `verification.verify`."""
@@ -241,18 +256,23 @@ class SpecDecodeWorker:
         """
         drafted_for = list(zip(request_ids, lengths, strict=True))
         reasons = [without, out_of_range] if no_context is None else [without, out_of_range, no_context]
+        step = self.clock.step
 
         def tell(flags: list[list[bool]]) -> None:
             bad, drafted = [], 0
+            if self._left_behind:
+                self._left_behind = {name: at for name, at in self._left_behind.items() if at >= step}
             for (request_id, length), (none, *known) in zip(drafted_for, zip(*flags, strict=True), strict=True):
                 if not length:
                     continue
                 if any(known):
                     self.tally.skip("range" if known[0] else "no_context")
-                    continue
-                drafted += 1
-                if none:
-                    bad.append(request_id)
+                elif none and request_id in self._left_behind:
+                    self.tally.skip("fault")
+                else:
+                    drafted += 1
+                    if none:
+                        bad.append(request_id)
             self.tally.skip("fault", len(bad))
             if self.on_non_finite is not None:
                 self.on_non_finite(bad, drafted)

@@ -77,6 +77,8 @@ class Proposer(DFlashProposer):
         self.draft_range = min(self.model.position_range, self.users_limit)
         self.faults = FaultGuard(self.worker.tally)
         self.worker.on_non_finite = self._non_finite
+        if self.vllm_config.parallel_config.tensor_parallel_size > 1:
+            self.worker.hear_alike()
         self.runner.effective_drafter_max_model_len = self.max_model_len + self.worker.drafts + 1
         self.runner.rejection_sampler.attach(self)
 
@@ -289,6 +291,7 @@ class Proposer(DFlashProposer):
         """Of so many drafted requests these came out as NaN or infinite: their context so far is not used again."""
         self.faults.non_finite(len(bad), requests)
         self.context.restart(bad)
+        self.worker.leave_behind(bad)
 
     def _inject(
         self,

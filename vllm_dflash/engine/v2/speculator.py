@@ -135,6 +135,7 @@ class Speculator(DFlashSpeculator):
         self.restarting.difference_update(scheduler_output.finished_req_ids)
         if self.drafts is not None and self.drafts.restarts:
             self.context.restart(self.drafts.restarts)
+            self.worker.leave_behind(list(self.drafts.restarts))
             self.restarting.difference_update(self.drafts.restarts)
         return masked
 
@@ -224,6 +225,7 @@ class Speculator(DFlashSpeculator):
             self.restarts |= starts
         else:
             self.context.restart(starts)
+            self.worker.leave_behind(bad)
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if self.goes_without:
