@@ -102,8 +102,8 @@ def resident(server: Server) -> int:
     return total
 
 
-def ask(server: Server, endpoint: str, xargs: dict) -> httpx.Response:
-    body = {"model": "tiny", "temperature": 0, "vllm_xargs": xargs} | ENDPOINTS[endpoint]
+def ask(server: Server, endpoint: str, xargs: dict, **more: object) -> httpx.Response:
+    body = {"model": "tiny", "temperature": 0, "vllm_xargs": xargs} | ENDPOINTS[endpoint] | more
     return httpx.post(server.url + endpoint, json=body, timeout=120, trust_env=False)
 
 
@@ -148,6 +148,32 @@ def test_a_bad_value_is_http_400_that_names_the_field(server, endpoint, xargs, f
     if endpoint != "/v1/messages":
         assert error["param"] == f"vllm_xargs.{field}"
     assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_bad_value_is_http_400_whatever_was_to_come(server, endpoint):
+    """No stream that begins with HTTP 200 and ends with the error, and no beam search that never looks."""
+    more = [{"stream": True}]
+    if endpoint in ("/v1/completions", "/v1/chat/completions"):
+        more += [{"use_beam_search": True, "n": 2}, {"n": 2, "temperature": 1.0}]
+    for one in more:
+        answer = ask(server, endpoint, {"dflash": {"max_draft_tokens": -1}}, **one)
+        assert answer.status_code == 400, (one, answer.text[:300])
+        assert "dflash.max_draft_tokens: Input should be greater" in answer.json()["error"]["message"]
+        assert ask(server, endpoint, {"dflash": {"max_draft_tokens": 1}}, **one).status_code == 200
+
+
+def test_a_batch_of_conversations_has_options_too(server):
+    """Stock's /v1/chat/completions/batch names no such field, and hands it on."""
+    messages = ENDPOINTS["/v1/chat/completions"]["messages"]
+    body = {"model": "tiny", "temperature": 0, "max_tokens": 24, "messages": [messages, messages]}
+    for value, status in ((0, 200), (-1, 400)):
+        before = drafts(server)
+        body["vllm_xargs"] = {"dflash": {"max_draft_tokens": value}}
+        answer = httpx.post(f"{server.url}/v1/chat/completions/batch", json=body, timeout=120, trust_env=False)
+        assert answer.status_code == status, answer.text
+        assert drafts(server) == before
+    assert answer.json()["error"]["param"] == "vllm_xargs.dflash.max_draft_tokens"
 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)

@@ -20,6 +20,14 @@ class BadRequest(VLLMValidationError, ValueError):
         VLLMValidationError.__init__(self, str(error), parameter=f"vllm_xargs.{error.field}", value=error.value)
 
 
+def check(extra_args: Mapping[str, Any] | None) -> None:
+    """Raise BadRequest unless a request's options are good."""
+    try:
+        request_options(extra_args)
+    except RequestOptionError as error:
+        raise BadRequest(error) from None
+
+
 def validate_spec_decode(stock: Callable[..., None]) -> Callable[..., None]:
     """SamplingParams._validate_spec_decode: the front end calls it before a request reaches the engine."""
 
@@ -28,10 +36,7 @@ def validate_spec_decode(stock: Callable[..., None]) -> Callable[..., None]:
         if not is_ours(speculative_config):
             stock(self, speculative_config)
             return
-        try:
-            request_options(self.extra_args)
-        except RequestOptionError as error:
-            raise BadRequest(error) from None
+        check(self.extra_args)
         # Stock refuses min_p and logit_bias. Another rejection method is stock's own and does not apply them.
         if speculative_config.rejection_sample_method != "standard":
             stock(self, speculative_config)
@@ -43,7 +48,8 @@ class RequestTable:
     """The options of the requests that are alive, read once each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, RequestOptions] = {}
+        # With the arguments they were read from: a later request may have the id of one that has ended.
+        self._known: dict[str, tuple[Mapping[str, Any], RequestOptions]] = {}
 
     def options(self, request_id: str, sampling_params: Any) -> RequestOptions:
         """sampling_params: the request's, None for a request that does not sample."""
@@ -51,14 +57,14 @@ class RequestTable:
         if not extra_args:
             return NO_REQUEST_OPTIONS
         known = self._known.get(request_id)
-        if known is None:
+        if known is None or known[0] is not extra_args:
             try:
-                known = request_options(extra_args)
+                options = request_options(extra_args)
             except RequestOptionError:
                 # It came past the front end's check; a request never ends the engine.
-                known = NO_REQUEST_OPTIONS
-            self._known[request_id] = known
-        return known
+                options = NO_REQUEST_OPTIONS
+            known = self._known[request_id] = extra_args, options
+        return known[1]
 
     def forget(self, alive: Container[str]) -> None:
         """Drop what belongs to requests that have ended."""

@@ -75,6 +75,11 @@ SEAMS = (
         Seam(module, f"{name}.{http_requests.FIELD}", None, None, "config", "takes an object over HTTP too")
         for module, name in http_requests.REQUESTS
     ),
+    *(
+        Seam(module, f"{name}.{conversion}", ("self",), None, "config", "refuses a bad request option before a stream")
+        for module, name in http_requests.REQUESTS
+        for conversion in http_requests.CONVERSIONS.get(name, ())
+    ),
     Seam(
         "vllm.v1.core.sched.scheduler",
         "Scheduler.update_from_output",
