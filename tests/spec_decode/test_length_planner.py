@@ -75,3 +75,22 @@ def test_ranks_agree():
     """A rank that measures other times drafts what the first rank drafts."""
     engine = Engine(agree=lambda lengths: [3 for _ in lengths])
     assert engine.step(0.01) == [3]
+
+
+def test_a_block_is_judged_by_its_own_q_however_late_its_outcome():
+    """A device tells what became of a block when the next one is drawn, and with ranks in step the one after that."""
+    for late in range(4):
+        engine = Engine()
+        clock, planner = engine.worker.clock, engine.planner
+        heard: list[StepOutcome] = []
+        kept: list[int] = []
+        for mode in (0.95, 0.15, 0.15, 0.15, 0.15, 0.15, 0.15):
+            clock.begin_step(1, 500)
+            if clock.step > 1:
+                heard.append(StepOutcome(["a"], kept, kept, step=clock.step))
+            if len(heard) > late:
+                planner._verified(heard.pop(0))
+            kept = planner.cut(["a"], [3], [[mode] * 3])
+            if clock.step - late >= 2:
+                rates = planner.controller.confidence.rates([0.95])
+                assert rates[0] > 0.95, "what was surely accepted is not what q was sure of"

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 # Steps between two looks for requests that have ended.
 TIDIED = 256
+# Blocks of a request that are kept beside the one drawn last, for outcomes that are on their way.
+LATE = 3
+
+# Modes of a block's slots, how many drafts of it were kept, and what was promised of those that were not.
+Block = tuple[Sequence[float], int, Sequence[float]]
+NO_BLOCK: Block = ((), 0, ())
 
 
 class LengthPlanner:
@@ -39,7 +45,7 @@ class LengthPlanner:
         self.controller = BlockLength(worker.drafts, 1 + worker.drafts, None if length == "auto" else length)
         self._steps: dict[int, Step] = {}
         self._ended: float | None = None
-        self._blocks: dict[str, tuple[Sequence[float], int, list[float]]] = {}
+        self._blocks: dict[str, list[tuple[int, Block]]] = {}
         if self.controller.fixed is None:
             worker.observers.append(self._verified)
             worker.timing_observers.append(self._timed)
@@ -74,7 +80,9 @@ class LengthPlanner:
         kept, beyond = self.controller.cut(lengths, modes)
         if self.agree is not None:
             kept = self.agree(kept)
-        self._blocks.update(zip(request_ids, zip(modes, kept, beyond, strict=True), strict=True))
+        step = self.worker.clock.step
+        for request_id, block in zip(request_ids, zip(modes, kept, beyond, strict=True), strict=True):
+            self._blocks[request_id] = [*self._blocks.get(request_id, ())[-LATE:], (step, block)]
         return kept
 
     def drafted(self, requests: int) -> None:
@@ -94,11 +102,19 @@ class LengthPlanner:
     def _verified(self, outcome: StepOutcome) -> None:
         beyond: list[Sequence[float]] = []
         for request_id, drafted, accepted in zip(outcome.request_ids, outcome.drafted, outcome.accepted, strict=True):
-            modes, kept, rest = self._blocks.pop(request_id, ((), 0, [])) if drafted else ((), 0, [])
+            modes, kept, rest = self._block(request_id, outcome.step) if drafted else NO_BLOCK
             self.controller.confidence.observe(modes, drafted, accepted)
             # What a grammar took out was not cut for its promise.
             beyond.append(rest if drafted == kept else ())
         self.controller.verified(outcome.request_ids, outcome.drafted, outcome.accepted, beyond)
+
+    def _block(self, request_id: str, step: int) -> Block:
+        """The one that this step verified: a device tells of it when the next one is drawn already."""
+        drawn = self._blocks.pop(request_id, [])
+        later = [(at, block) for at, block in drawn if at >= step]
+        if later:
+            self._blocks[request_id] = later
+        return next((block for at, block in reversed(drawn) if at < step), NO_BLOCK)
 
     def _timed(self, timings: Sequence[Timing]) -> None:
         """The end of a step: how long it took, and the stages that have completed, of this one or of earlier ones."""
