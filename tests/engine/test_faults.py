@@ -11,6 +11,7 @@ import torch
 
 from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
+from tests.engine.ranks import hear_late
 from tests.support.engine import EngineError
 from tests.support.engine_process import drafter, model_runner
 
@@ -223,3 +224,20 @@ def test_one_requests_non_finite_context_is_left_behind(serving, case):
     assert sum(not step.drafts for step in first) >= 20
     assert len(traces[outputs[0].request_id].stand_ins) <= serving.late
     assert all(step.drafts for steps in others for step in steps)
+
+
+def test_a_context_that_is_heard_of_late_is_one_fault(case):
+    """A device is behind the host: two more steps draft from NaN before it is known, and say nothing new then."""
+    start, _, prompts, plain = case
+    engine = start()
+    engine.probe(hear_late_by, 2)
+    engine.probe(spoil_context_of, 0, 1)
+    [output] = engine.generate(prompts[:1], GREEDY | {"max_tokens": 70})
+    assert output.token_ids[:32] == plain[0]
+    assert engine.probe(state) == ({"non_finite": 1}, True)
+    drafted = [bool(step.drafts) for step in engine.traces()[output.request_id].steps]
+    assert drafted[:3] == [False] * 3 and any(drafted)
+
+
+def hear_late_by(llm, steps: int) -> None:
+    hear_late(drafter(llm).worker._readback, steps)

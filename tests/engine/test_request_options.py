@@ -2,11 +2,13 @@
 """Options of one request: mixed with others in one batch (vllm#55412), refused where bad (over HTTP: tests/server)."""
 
 import pytest
+from vllm import SamplingParams
 
 from tests.engine import probes
 from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
 from tests.support.engine import EngineError
+from vllm_dflash.engine.requests import RequestTable
 
 pytestmark = pytest.mark.engine
 
@@ -88,3 +90,14 @@ def refusal(llm, extra_args: dict) -> str:
     except ValueError as error:
         return str(error)
     raise AssertionError("it was accepted")
+
+
+def test_an_id_that_comes_again_has_its_own_options():
+    """Ids may be the user's own (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION); the second comes as the first one ends."""
+    table = RequestTable()
+    for most in (0, 3, None):
+        extra_args = {"dflash": {"max_draft_tokens": most, "workload": "test"}}
+        sampling = SamplingParams(extra_args=extra_args)
+        assert table.options("a", sampling).max_draft_tokens == most
+        assert table.options("a", sampling) is table.options("a", sampling)
+        table.forget({"a"})
