@@ -13,7 +13,8 @@ def request_seeds(
 ) -> torch.Tensor:
     """[B] int64: the user's seed where a request has one, else a hash of the engine's seed and the request's id.
 
-    A function of both alone, so that every tensor-parallel rank draws the same noise and nothing is kept a request.
+    A function of both alone, so that every tensor-parallel rank of an engine draws the same noise and nothing is kept a
+    request.
     generators: row -> its seeded generator, as in vLLM's SamplingMetadata.
     """
     seeds = [

@@ -46,7 +46,11 @@ class StepLengths:
 
 def _as_first_rank(lengths: list[int]) -> list[int]:
     """The first tensor-parallel rank's lengths: each rank measures its own times, and all must draft alike."""
+    return as_first_rank(torch.tensor(lengths)).tolist()
+
+
+def as_first_rank(numbers: torch.Tensor) -> torch.Tensor:
+    """The first tensor-parallel rank's numbers, on the host, in place."""
     group = get_tp_group()
-    shared = torch.tensor(lengths)
-    torch.distributed.broadcast(shared, src=group.ranks[0], group=group.cpu_group)
-    return shared.tolist()
+    torch.distributed.broadcast(numbers, src=group.ranks[0], group=group.cpu_group)
+    return numbers

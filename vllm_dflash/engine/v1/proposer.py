@@ -25,7 +25,7 @@ from vllm_dflash.engine.requests import RequestTable
 from vllm_dflash.engine.seeds import request_seeds
 from vllm_dflash.engine.v1.attention import DraftAttentionGroups
 from vllm_dflash.engine.v1.context import Bounds, DraftContext
-from vllm_dflash.engine.v1.lengths import StepLengths
+from vllm_dflash.engine.v1.lengths import StepLengths, as_first_rank
 from vllm_dflash.engine.v1.metrics import V1Metrics
 from vllm_dflash.engine.v1.pending import PendingContext
 from vllm_dflash.engine.worker_metrics import wanted
@@ -124,6 +124,10 @@ class Proposer(DFlashProposer):
         # An asynchronous scheduler has planned drafts for all, and a KV connector saves blocks as the step ends.
         self.may_wait = not (self.in_step or self.runner.use_async_scheduling or self.vllm_config.kv_transfer_config)
         self.planned = False
+        # Engines that torchrun starts for the ranks of one model: each gives a request an id of its own.
+        parallel = self.vllm_config.parallel_config
+        several = parallel.tensor_parallel_size > 1
+        self.launched_apart = several and parallel.distributed_executor_backend == "external_launcher"
         warning = state_slots_warning(kv_cache_config, max_seqs, self.speculative_config.num_speculative_tokens)
         if warning:
             logger.warning("%s", warning)
@@ -179,14 +183,14 @@ class Proposer(DFlashProposer):
 
         context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
         context_lens = context_lens.to(torch.int64)
-        seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
+        seeds = self._seeds(sampling_metadata)
         temperature = sampling_metadata.temperature
         anchors = Anchors(
             request_ids,
             next_token_ids.to(torch.int64),
             context_lens,
             torch.zeros(len(request_ids), device=self.device) if temperature is None else temperature,
-            seeds.to(self.device, non_blocking=True),
+            seeds,
             self.limit,
             self.plan.lengths,
         )
@@ -402,7 +406,7 @@ class Proposer(DFlashProposer):
         per_request = torch.diff(cu_drafts)
         anchor_rows = metadata.logits_indices[(metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)]
         positions = self.runner._get_positions(anchor_rows.to(torch.int64))
-        seeds = request_seeds(request_ids, sampling_metadata.generators, self.vllm_config.model_config.seed)
+        seeds = self._seeds(sampling_metadata)
         return VerifyInputs(
             request_ids=request_ids,
             counts=counts,
@@ -412,9 +416,17 @@ class Proposer(DFlashProposer):
             draft_ids=metadata.draft_token_ids.to(torch.int64),
             cu_drafts=cu_drafts,
             temperature=temperature,
-            seeds=seeds.to(logits.device, non_blocking=True),
+            seeds=seeds,
             anchor_positions=positions if positions.dim() == 1 else positions[0],
         )
+
+    def _seeds(self, sampling_metadata: SamplingMetadata) -> torch.Tensor:
+        """Of the noise of this step's requests, [B] int64 on the device."""
+        seed = self.vllm_config.model_config.seed
+        seeds = request_seeds(self.runner.input_batch.req_ids, sampling_metadata.generators, seed)
+        if self.launched_apart:
+            as_first_rank(seeds)
+        return seeds.to(self.device, non_blocking=True)
 
     @torch.inference_mode()
     def dummy_run(
