@@ -211,8 +211,9 @@ def test_ranks_leave_the_same_context_behind(processes, plugin, trained, late):
     first, second = engine.probe(ranks.everywhere, ranks.noted)
     verdicts = [entry for entry in first if entry[0] == "reject_sparse"]
     assert verdicts == [entry for entry in second if entry[0] == "reject_sparse"]
-    faults = engine.probe(ranks.everywhere, ranks.faults)
-    assert all(found["non_finite"] in (1, 2) and enabled for found, enabled in faults)
+    # One that hears of it after the context began anew has nothing to count.
+    first_rank, (found, enabled) = engine.probe(ranks.everywhere, ranks.faults)
+    assert first_rank == ({"non_finite": 1}, True) and enabled and found.get("non_finite", 0) <= 1
     # The requests draft to their end.
     *_, last = engine.probe(ranks.everywhere, ranks.followed)[0]
     assert set(last["lengths"].values()) == {7}
