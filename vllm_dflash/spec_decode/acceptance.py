@@ -87,6 +87,7 @@ class Acceptance:
         self._distance = 1 + INTRODUCTION / NEWCOMERS
         self._step = 0
         self._faded = 0
+        self._survival: dict[tuple[float, ...], list[list[float]]] = {}
 
     @property
     def record(self) -> float:
@@ -103,6 +104,7 @@ class Acceptance:
             keep *= self.fading ** (self._step - self._faded)
             self._faded = self._step
         if keep < 1.0:
+            self._survival.clear()
             self._accepted = [keep * count for count in self._accepted]
             self._judged = [keep * count for count in self._judged]
 
@@ -192,6 +194,7 @@ class Acceptance:
             self._accepted[j] += sum(passed[j + 1 :]) + promised[j]
         slow = math.exp(-len(news) / 600)
         self._slow = [slow * self._slow[0] + tried, slow * self._slow[1] + got]
+        self._survival.clear()
 
     def _doubt(self, news: list[_Verified]) -> None:
         """Give the record little weight where the last dozen of requests say that the text has changed.
@@ -273,9 +276,14 @@ class Acceptance:
 
     def survival(self, levels: Sequence[float] = LEVELS) -> list[list[float]]:
         """[levels][most]: probability that the first k drafts are accepted, of requests better by so many log-odds."""
+        self._fade()
+        key = tuple(levels)
+        if key in self._survival:
+            return self._survival[key]
         rates = self.by_position()
         shifted = ([_logistic(_logit(rate) + level) for rate in rates] if level else rates for level in levels)
-        return [list(itertools.accumulate(each, operator.mul)) for each in shifted]
+        self._survival[key] = [list(itertools.accumulate(each, operator.mul)) for each in shifted]
+        return self._survival[key]
 
 
 def _logit(p: float) -> float:

@@ -100,6 +100,8 @@ class LengthPlanner:
             self._blocks = {name: block for name, block in self._blocks.items() if name in alive}
 
     def _verified(self, outcome: StepOutcome) -> None:
+        if not any(outcome.drafted):
+            return
         beyond: list[Sequence[float]] = []
         for request_id, drafted, accepted in zip(outcome.request_ids, outcome.drafted, outcome.accepted, strict=True):
             modes, kept, rest = self._block(request_id, outcome.step) if drafted else NO_BLOCK

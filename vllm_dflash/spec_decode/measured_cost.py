@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -20,8 +21,8 @@ MEDIAN_OF = 5
 JUMP = 0.08
 # With fewer samples a cell is one voice among the others.
 FEW = 3
-# Samples after which the fit to all cells is renewed.
-RENEWED = 16
+# Samples after which the fit to all cells is renewed; sooner where a cell is new.
+RENEWED = 64
 
 
 @dataclass
@@ -38,8 +39,6 @@ class _Cell:
     """Of the samples those since the load changed."""
     last: int = 0
     """When the last one came, in samples of all cells."""
-    ratio: float = 1.0
-    """Measured over fitted seconds."""
 
     def add(self, seconds: float, rows: int, requests: int, context: float) -> None:
         self.samples += 1
@@ -72,6 +71,8 @@ class MeasuredCost:
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int, int], _Cell] = {}
         self._weights = [0.0] * 4
+        self._ratios: dict[int, list[tuple[float, float]]] = {}
+        """By context a request: (rows, measured over fitted seconds) of the cells with FEW samples, in order of rows."""
         self._news = 0
         self._observed = 0
 
@@ -115,39 +116,42 @@ class MeasuredCost:
             return 0.0
         if self._news >= RENEWED:
             self._news = 0
-            self._weights = _fitted(self._cells.values(), self._weights)
-            for known in self._cells.values():
-                known.ratio = known.seconds / max(self._fit(known.rows, known.requests, known.context), 1e-9)
-        cell = self._cells.get(_key(rows, requests, context))
+            self._renew()
+        key = _key(rows, requests, context)
+        cell = self._cells.get(key)
         fit = self._fit(rows, requests, context)
         if cell is None:
-            return fit * self._ratio(rows, requests, context)
+            return fit * self._ratio(rows, key[2])
         if cell.samples < FEW:
             # A single one may be an outlier, or the first run of its shape.
-            return min(cell.seconds, fit * self._ratio(rows, requests, context))
+            return min(cell.seconds, fit * self._ratio(rows, key[2]))
         inside = fit / max(self._fit(cell.rows, cell.requests, cell.context), 1e-9)
         return cell.seconds * min(max(inside, 0.5), 2.0)
 
     def _fit(self, rows: float, requests: float, context: float) -> float:
-        return sum(w * f for w, f in zip(self._weights, _features(rows, requests, context), strict=True))
+        a, b, c, d = self._weights
+        return a + b * rows + c * context + d * context * (rows / max(requests, 1) - 1)
 
-    def _ratio(self, rows: float, requests: int, context: float) -> float:
-        """Measured over fitted, of the cells next in rows among those of like context."""
-        _, _, like = _key(rows, requests, context)
-        low: _Cell | None = None
-        high: _Cell | None = None
+    def _renew(self) -> None:
+        self._weights = _fitted(self._cells.values(), self._weights)
+        ratios: dict[int, list[tuple[float, float]]] = {}
         for (_, _, kind), cell in self._cells.items():
-            if abs(kind - like) > 1 or cell.samples < FEW:
-                continue
-            if cell.rows <= rows and (low is None or cell.rows > low.rows):
-                low = cell
-            if cell.rows >= rows and (high is None or cell.rows < high.rows):
-                high = cell
-        if low is None or high is None or high.rows <= low.rows:
-            one = low or high
-            return 1.0 if one is None else one.ratio
-        along = math.log(rows / low.rows) / math.log(high.rows / low.rows)
-        return low.ratio + along * (high.ratio - low.ratio)
+            if cell.samples >= FEW:
+                ratio = cell.seconds / max(self._fit(cell.rows, cell.requests, cell.context), 1e-9)
+                for like in (kind - 1, kind, kind + 1):
+                    ratios.setdefault(like, []).append((cell.rows, ratio))
+        self._ratios = {like: sorted(known) for like, known in ratios.items()}
+
+    def _ratio(self, rows: float, like: int) -> float:
+        """Measured over fitted, of the cells next in rows among those of like context."""
+        known = self._ratios.get(like)
+        if not known:
+            return 1.0
+        above = bisect_right(known, (rows, math.inf))
+        if above in (0, len(known)):
+            return known[min(above, len(known) - 1)][1]
+        (low, before), (high, after) = known[above - 1], known[above]
+        return before + math.log(rows / low) / math.log(high / low) * (after - before)
 
 
 class Beside:
