@@ -78,7 +78,9 @@ class Speedup:
         self._spent = 0.0
 
     def timing(self, timing: Timing) -> None:
-        step = self._steps.setdefault(timing.step, _Step())
+        step = self._steps.get(timing.step)
+        if step is None:
+            step = self._steps[timing.step] = _Step()
         step.seconds[timing.stage] = step.seconds.get(timing.stage, 0.0) + timing.seconds
         step.requests = timing.requests
         if timing.stage == "target":
@@ -86,7 +88,9 @@ class Speedup:
 
     def tokens(self, step: int, requests: int, tokens: int) -> None:
         """What decoding requests got in a step; several calls add up."""
-        entry = self._steps.setdefault(step, _Step())
+        entry = self._steps.get(step)
+        if entry is None:
+            entry = self._steps[step] = _Step()
         entry.decoding += requests
         entry.tokens += tokens
 

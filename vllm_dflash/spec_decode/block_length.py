@@ -65,7 +65,7 @@ DRAFTING_MEMORY, PROBING_MEMORY = 300.0, 100.0
 SOON, SELDOM = 2, 16
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """One step of the engine as it was.
 

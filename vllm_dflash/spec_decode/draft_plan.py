@@ -26,6 +26,11 @@ class DraftPlan:
         for row in range(len(self.lengths)):
             self.cap(row, length, reason)
 
+    def skip_all(self, reason: str) -> None:
+        """No drafts for anybody: `cap_all` with 0, quicker, as most steps are such where drafting does not pay."""
+        self._reasons = {**dict.fromkeys(range(len(self.lengths)), reason), **self._reasons}
+        self.lengths = [0] * len(self.lengths)
+
     @property
     def rows(self) -> list[int]:
         """The rows that get drafts."""

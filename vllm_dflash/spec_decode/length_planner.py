@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from vllm_dflash.spec_decode.block_length import BlockLength, Step
@@ -89,9 +88,8 @@ class LengthPlanner:
         """So many requests get drafts in the step at hand."""
         step = self.worker.clock.step
         if requests and step in self._steps:
-            self._steps[step] = replace(
-                self._steps[step], draft_rows=requests * self.controller.block, drafting=requests
-            )
+            self._steps[step].draft_rows = requests * self.controller.block
+            self._steps[step].drafting = requests
 
     def forget(self, alive: Container[str]) -> None:
         """Now and then drops what is known of requests that have ended."""
@@ -128,11 +126,10 @@ class LengthPlanner:
             if before is None:
                 del self._steps[current]
             else:
-                self._steps[current] = replace(step, seconds=ended - before)
+                step.seconds = ended - before
         for timing in timings:
-            step = self._steps.get(timing.step)
-            if step is not None and timing.stage in ("draft", "select"):
-                self._steps[timing.step] = replace(step, draft_seconds=step.draft_seconds + timing.seconds)
+            if timing.stage in ("draft", "select") and timing.step in self._steps:
+                self._steps[timing.step].draft_seconds += timing.seconds
         # On a CPU this step's stages are all here; on a device a step's are once a later one's come.
         known = current if self.worker.clock.device.type == "cpu" else max((t.step for t in timings), default=0) - 1
         for number in [number for number in self._steps if number <= known]:

@@ -72,7 +72,7 @@ class MeasuredCost:
         self._cells: dict[tuple[int, int, int], _Cell] = {}
         self._weights = [0.0] * 4
         self._ratios: dict[int, list[tuple[float, float]]] = {}
-        """By context a request: (rows, measured over fitted seconds) of the cells with FEW samples, in order of rows."""
+        """By context a request: (rows, measured over fitted seconds) of cells with FEW samples, in order of rows."""
         self._news = 0
         self._observed = 0
 

@@ -80,11 +80,15 @@ class DraftContext:
             if request is not None:
                 self.validity.restart(request_id, request.num_tokens)
 
+    def all_unlimited(self, longest: int, limit: int) -> bool:
+        """Whether drafts are possible for everybody, the longest context being so many tokens."""
+        return not self.validity.has_starts and longest + 1 < limit
+
     def cap(
         self, plan: DraftPlan, request_ids: list[str], bounds: Bounds, limit: int, attention: DraftAttentionGroups
     ) -> None:
         """No drafts at or past position `limit`, and none where nothing of the context can be attended."""
-        if not self.validity.has_starts and max((least for least, _ in bounds), default=0) + 1 < limit:
+        if self.all_unlimited(max((least for least, _ in bounds), default=0), limit):
             return
         for row, (request_id, (least, _)) in enumerate(zip(request_ids, bounds, strict=True)):
             if least + 1 >= limit:

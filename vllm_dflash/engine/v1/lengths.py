@@ -28,11 +28,11 @@ class StepLengths:
         if option == "auto" and worker.drafter.has_selector and not runner.use_async_scheduling:
             worker.cut = self.planner.cut
 
-    def cap(self, plan: DraftPlan, request_ids: Sequence[str], rows: int) -> None:
-        """Cap the plan of a step by what pays. rows: of the target's forward in this step."""
+    def cap(self, plan: DraftPlan, request_ids: Sequence[str], rows: int, prompts: bool) -> None:
+        """Cap the plan of a step by what pays. rows: of the target's forward in this step. prompts: whether any of them
+        belongs to a prompt."""
         count = len(request_ids)
         verified, self.verified = self.verified, 0
-        prompts = bool(self.runner.discard_request_mask.np[:count].any())
         self.planner.begin(rows, not prompts and rows == count + verified)
         self.planner.forget(self.runner.requests)
         drafting = plan.rows
@@ -40,7 +40,11 @@ class StepLengths:
             return
         ids = request_ids if len(drafting) == count else [request_ids[row] for row in drafting]
         context = self.worker.clock.context_tokens * len(drafting) / count
-        for row, length in zip(drafting, self.planner.plan(ids, context), strict=True):
+        lengths = self.planner.plan(ids, context)
+        if not any(lengths):
+            plan.skip_all("unprofitable")
+            return
+        for row, length in zip(drafting, lengths, strict=True):
             plan.cap(row, length, "unprofitable")
 
 

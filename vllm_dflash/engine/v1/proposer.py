@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from vllm.config import VllmConfig
@@ -28,6 +27,7 @@ from vllm_dflash.engine.v1.context import Bounds, DraftContext
 from vllm_dflash.engine.v1.lengths import StepLengths, as_first_rank
 from vllm_dflash.engine.v1.metrics import V1Metrics
 from vllm_dflash.engine.v1.pending import PendingContext
+from vllm_dflash.engine.v1.step_batch import StepBatch
 from vllm_dflash.engine.worker_metrics import wanted
 from vllm_dflash.spec_decode import Anchors, DraftPlan, FaultGuard, SpecDecodeWorker, VerifyInputs
 
@@ -52,6 +52,7 @@ class Proposer(DFlashProposer):
         # Not what vLLM made of it: 0.33 raises the derived one to the target's.
         self.users_limit = self.speculative_config.max_model_len or self.max_model_len
         self.requests = RequestTable()
+        self.batch = StepBatch([], [], False)
         self.input_ids = torch.zeros(rows, dtype=torch.int32, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
 
@@ -224,7 +225,10 @@ class Proposer(DFlashProposer):
         if not self.pending.has_room(rows):
             self.write_pending()
         self._tidy(request_ids)
-        plan = self._plan(request_ids, drafts, rows, self.context.bounds(request_ids, cad, False) if enabled else None)
+        bounds: Bounds | None = [] if enabled else None
+        if enabled and not self.context.all_unlimited(1 + max(self.batch.computed), self.limit):
+            bounds = self.context.bounds(request_ids, cad, False)
+        plan = self._plan(request_ids, drafts, rows, bounds)
         if drafts and plan.rows:
             self.planned = True
             return False
@@ -242,9 +246,7 @@ class Proposer(DFlashProposer):
             self.worker.tally.skip(reason, count)
 
     def _keep(self, taps: Sequence[torch.Tensor], positions: torch.Tensor, request_ids: list[str]) -> None:
-        batch = self.runner.input_batch
-        on_host = batch.num_computed_tokens_cpu[: len(request_ids)].tolist()
-        self.pending.keep(taps, positions, batch.block_table, request_ids, on_host)
+        self.pending.keep(taps, positions, self.runner.input_batch.block_table, request_ids, self.batch.computed)
 
     def write_pending(self) -> bool:
         """Writes the context that is kept, if any; False: it could not be, and nobody will attend to it."""
@@ -266,18 +268,19 @@ class Proposer(DFlashProposer):
     def _tidy(self, request_ids: list[str]) -> None:
         """Forgets blocks that were verified, and whatever belongs to requests that have ended."""
         requests = self.runner.requests
-        self.worker.forget(set(request_ids), requests)
+        if self.worker.block is not None:
+            self.worker.forget(set(request_ids), requests)
         self.requests.forget(requests)
         self.context.validity.forget(requests)
 
     def _plan(self, request_ids: list[str], drafts: int, target_rows: int, bounds: Bounds | None) -> DraftPlan:
         """How many drafts each request gets in this step: at most `drafts`, which the engine asks for.
 
-        bounds: its context tokens; None: this step's context was not written.
+        bounds: its context tokens, empty where nobody is near a limit; None: this step's context was not written.
         """
         plan = DraftPlan(len(request_ids), drafts)
         # Rows without a sampled token are in the midst of their prompt.
-        for row in np.flatnonzero(self.runner.discard_request_mask.np[: len(request_ids)]).tolist():
+        for row in self.batch.without_token:
             plan.cap(row, 0, "prompt")
         for row, request_id in enumerate(request_ids):
             options = self.requests.options(request_id, self.runner.requests[request_id].sampling_params)
@@ -287,7 +290,7 @@ class Proposer(DFlashProposer):
             plan.cap_all(0, "fault")
         else:
             self.context.cap(plan, request_ids, bounds, self.limit, self.attention)
-        self.lengths.cap(plan, request_ids, target_rows)
+        self.lengths.cap(plan, request_ids, target_rows, bool(self.batch.without_token))
         self.plan = plan
         return plan
 

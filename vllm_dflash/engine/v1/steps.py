@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from vllm_dflash.engine.v1.step_batch import StepBatch, step_batch
 from vllm_dflash.spec_decode import SpecDecodeWorker
 
 
@@ -22,9 +23,8 @@ def model_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         worker = worker_of(self)
         if worker is not None:
-            batch = self.input_batch
-            requests = batch.num_reqs
-            worker.clock.begin_step(requests, int(batch.num_computed_tokens_cpu[:requests].sum()))
+            batch = self.drafter.batch = step_batch(self)
+            worker.clock.begin_step(len(batch.computed), sum(batch.computed))
             ids = args[0] if args else kwargs.get("input_ids")
             if ids is None:
                 ids = kwargs.get("inputs_embeds")
@@ -55,7 +55,7 @@ def sample_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         worker = worker_of(self)
-        # Taken before: the step adds what it sampled to these numbers, and empties the state.
+        # Taken before, as the step empties it.
         state = self.execute_model_state
         decoding = [] if worker is None or state is None else _decoding(self, state.scheduler_output)
         output = stock(self, *args, **kwargs)
@@ -76,12 +76,13 @@ def _decoding(runner: Any, scheduler_output: Any) -> list[str]:
     batch = runner.input_batch
     drafts = scheduler_output.scheduled_spec_decode_tokens
     scheduled = scheduler_output.num_scheduled_tokens
-    count = batch.num_reqs
-    past_prompt = batch.num_computed_tokens_cpu[:count] >= batch.num_prompt_tokens[:count]
-    if scheduler_output.total_num_scheduled_tokens == count and past_prompt.all():
+    before: StepBatch = runner.drafter.batch
+    if before.past_prompts and scheduler_output.total_num_scheduled_tokens == len(before.computed):
         return list(batch.req_ids)
     return [
         request_id
-        for request_id, past in zip(batch.req_ids, past_prompt.tolist(), strict=True)
-        if past and scheduled[request_id] - len(drafts.get(request_id, ())) == 1
+        for request_id, computed, prompt in zip(
+            batch.req_ids, before.computed, batch.num_prompt_tokens[: batch.num_reqs].tolist(), strict=True
+        )
+        if computed >= prompt and scheduled[request_id] - len(drafts.get(request_id, ())) == 1
     ]
