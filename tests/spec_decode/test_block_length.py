@@ -6,7 +6,7 @@ import math
 import pytest
 
 from vllm_dflash.bench.simulator.simulate import Load, Simulator
-from vllm_dflash.spec_decode.block_length import BlockLength
+from vllm_dflash.spec_decode.block_length import BlockLength, Step
 from vllm_dflash.spec_decode.cost import CycleCost, ForwardCost
 
 CHEAP = CycleCost(ForwardCost({1: 20e-3, 64: 21e-3}), ForwardCost({8: 3e-3}), block=8)
@@ -132,3 +132,41 @@ def test_a_search_costs_no_more_than_is_put_by_for_it():
         got, seconds = got + 1 / outcome.controller, seconds + 1
         plain = outcome.plain
     assert seconds / got > 0.94 * plain
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16, 32])
+def test_costs_stay_true_while_waves_of_requests_come_and_go(requests):
+    """A wave's steps grow dearer with its context, and the next one begins cheap: no reason to think that the machine
+    is slower for good, nor that drafts, measured long ago, are dearer or cheaper than they were."""
+
+    def target(rows: int, context: int) -> float:
+        return 12e-3 + 0.6e-3 * rows + 2.2e-6 * context
+
+    def draft(drafting: int) -> float:
+        return 3e-3 + 1e-3 * drafting if drafting else 0.0
+
+    controller = BlockLength(7)
+    for wave in range(40):
+        names, drafts = [f"{wave}-{i}" for i in range(requests)], [0] * requests
+        for step in range(128):
+            context = requests * (30 + step)
+            controller.verified(names, drafts, [0] * requests)
+            rows = requests + sum(drafts)
+            drafts = controller.plan(names, context)
+            drafting = sum(map(bool, drafts))
+            seconds = target(rows, context) + draft(drafting)
+            controller.observe(Step(seconds, rows, requests, context, draft(drafting), 8 * drafting, drafting))
+    each, cost = context / requests, controller.draft_cost
+    known = [n for n in range(1, 1 + requests) if cost.samples(8 * n, n, each * n)]
+    assert known
+    for n in known:
+        assert cost.seconds(8 * n, n, each * n) * controller.pace.value == pytest.approx(draft(n), rel=0.2), n
+
+
+def test_bad_luck_does_not_end_probing():
+    """Drafts that take five plain steps and pay by 9 %: a block of which nothing is accepted was worth its try."""
+    dear = CycleCost(ForwardCost({1: 15e-3, 16: 15.2e-3}), ForwardCost({16: 79e-3}), block=16)
+    for seed in range(6):
+        simulation = Simulator(dear, 15, seed)
+        simulation.run(Load(1, 500, 1.0), 0, 300)
+        assert simulation.run(Load(1, 500, 7.0)).ratio > 0.97, seed

@@ -6,32 +6,50 @@ from typing import Any
 
 from tests.support.engine_process import engine_core
 
+_serving: dict[str, Any] = {}
 
-def serve(llm: Any, prompts: list[str], sampling: dict[str, Any], at_once: int) -> dict[str, float]:
-    """Serves prompts, `at_once` of them at any time -> tokens a second and a processor's second, drafts a step."""
+
+def begin(llm: Any, prompts: list[str], sampling: dict[str, Any], at_once: int) -> None:
+    """Prompts to be served by `serve`, `at_once` of them at any time."""
+    _serving.update(waiting=list(enumerate(prompts)), running={}, at_once=at_once, sampling=sampling)
+
+
+def serve(llm: Any, seconds: float) -> dict[str, Any]:
+    """Goes on for so long -> tokens, seconds and a processor's seconds, drafts and steps of requests; done or not.
+
+    It is done when a place is left empty: what remains would be served by fewer at once.
+    """
     from vllm import SamplingParams
 
     engine, scheduler = llm.llm_engine, engine_core(llm).scheduler
     stock = scheduler.update_from_output
-    counts = {"steps": 0, "drafts": 0}
+    figures = {"tokens": 0, "steps": 0, "drafts": 0}
 
     def update(scheduler_output: Any, output: Any) -> Any:
-        counts["steps"] += len(scheduler_output.num_scheduled_tokens)
-        counts["drafts"] += sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
+        figures["steps"] += len(scheduler_output.num_scheduled_tokens)
+        figures["drafts"] += sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
         return stock(scheduler_output, output)
 
     scheduler.update_from_output = update
-    tokens, waiting, running = 0, list(enumerate(prompts)), 0
-    began, busy = time.perf_counter(), time.process_time()
-    while waiting or running:
-        while waiting and running < at_once:
+    waiting, running = _serving["waiting"], _serving["running"]
+    began, busy, done = time.perf_counter(), time.process_time(), False
+    while not done and time.perf_counter() - began < seconds:
+        while waiting and len(running) < _serving["at_once"]:
             number, prompt = waiting.pop(0)
-            engine.add_request(f"{began}-{number}", prompt, SamplingParams(**sampling))
-            running += 1
+            name = f"{began}-{number}"
+            running[name] = 0
+            engine.add_request(name, prompt, SamplingParams(**_serving["sampling"]))
         for output in engine.step():
+            count = len(output.outputs[0].token_ids)
+            figures["tokens"] += count - running[output.request_id]
+            running[output.request_id] = count
             if output.finished:
-                tokens += len(output.outputs[0].token_ids)
-                running -= 1
+                del running[output.request_id]
+        done = not waiting and len(running) < _serving["at_once"]
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
     scheduler.update_from_output = stock
-    return {"rate": tokens / seconds, "busy_rate": tokens / busy, "drafts": counts["drafts"] / counts["steps"]}
+    if done and running:
+        engine.abort_request(list(running))
+        while engine.has_unfinished_requests():
+            engine.step()
+    return {**figures, "seconds": seconds, "busy": busy, "done": done}

@@ -30,6 +30,8 @@ NEAR = 0.1
 # while they pay should the text be PLAUSIBLE standard deviations better than the record says, and for SEARCH_SHARE of
 # the time should it be CONCEIVABLE ones.
 SEARCH, PLAUSIBLE, CONCEIVABLE, SEARCH_SHARE = 200, 1.5, 4.0, 0.15
+# Anything is conceivable until so many verified requests of theirs: what the record holds is other texts' yet.
+TRIES = 3
 # Share of all time that may be lost so, put by up to so many steps of plain decoding: over the square of the requests,
 # and more for any number. The more requests, the more a step of tries tells, and the likelier the next are like these.
 SEARCH_COST, SEARCH_RESERVE = (0.045, 0.003), (60.0, 2.0)
@@ -60,7 +62,7 @@ STALE = 400
 # Verified requests that the record must amount to before drafting is taken up.
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
-DRAFTING_MEMORY, PROBING_MEMORY = 300.0, 100.0
+DRAFTING_MEMORY, PROBING_MEMORY = 500.0, 200.0
 # Steps between two looks at the choice; the first while things change.
 SOON, SELDOM = 2, 16
 
@@ -132,8 +134,9 @@ class BlockLength:
         self._patience = MOST_PATIENCE
         self._hopeful = False
         self._share = PROBE_SHARE
+        self._awaited = 0.0
         self._allowances: dict[int, tuple[float, int]] = {}
-        self._new = 0
+        self._new = self._tried = 0
 
     def observe(self, step: Step) -> None:
         """Times of a step all of whose rows were decoded ones."""
@@ -208,6 +211,7 @@ class BlockLength:
         """What became of a step's drafts, a request. beyond: see `Acceptance.observe`."""
         if self.fixed is None:
             probing = not any(self.lengths)
+            self._tried += sum(map(bool, drafted))
             aside = probing and not self._hopeful
             memory = PROBING_MEMORY if aside else DRAFTING_MEMORY
             self.acceptance.observe(request_ids, drafted, accepted, memory, beyond)
@@ -217,7 +221,8 @@ class BlockLength:
                 if self._share == SEARCH_SHARE:
                     self._allowance(self._load.requests, -back)
                 if aside:
-                    self._bank = min(self._bank + back * plain, (2 + RESERVE) * plain)
+                    surprise = max(back - self._awaited, 0.0) if any(drafted) else 0.0
+                    self._bank = min(self._bank + surprise * plain, (2 + RESERVE) * plain)
 
     def forget(self, alive: Container[str]) -> None:
         """Drop what is known of requests that have ended."""
@@ -236,6 +241,7 @@ class BlockLength:
         if changed:
             self.step_cost.changed()
             self.draft_cost.changed()
+            self.pace = Pace()
             self._probe_at = min(self._probe_at, self._probed + 3)
             self._lively = self._step + 40
             self._decided = self._step - SELDOM
@@ -243,6 +249,7 @@ class BlockLength:
             share = self.acceptance.meet(request_ids)
             if share > 0.5:
                 self._new = self._step
+                self._tried = 0
             if changed or share > 0.5:
                 share = 1.0
             self._bank += share * self._reserve
@@ -295,7 +302,9 @@ class BlockLength:
         searching = self._step - self._new < SEARCH and self._allowance(load.requests) > 0
         better = self.acceptance.deviation()
         self._hopeful = searching and self._best(load, PLAUSIBLE * better)[2] > plain
-        conceivable = self._hopeful or (searching and self._best(load, CONCEIVABLE * better)[2] > plain)
+        conceivable = self._hopeful or (
+            searching and (self._tried < TRIES or self._best(load, CONCEIVABLE * better)[2] > plain)
+        )
         self._share = SEARCH_SHARE if conceivable else PROBE_SHARE
         if lengths == self.lengths:
             return
@@ -408,7 +417,7 @@ class BlockLength:
                 tries,
                 key=lambda one: (one[0] > self._bank, one[0] / one[2] if one[0] <= self._bank else one[0]),
             )
-        loss, spent, drafting, drafts = chosen
+        loss, self._awaited, drafting, drafts = chosen
         self._dearest = loss
         share = max(self._share * plain, 1e-9)
         wait = (loss - self._bank) / share
@@ -419,7 +428,7 @@ class BlockLength:
             self._probe_at = self._step + min(math.ceil(wait), SELDOM)
             return None
         if not self._hopeful:
-            self._bank -= spent
+            self._bank -= loss
         self._probed = self._step
         self._probe_at = self._step + (1 if self._hopeful else 3)
         self._lively = self._step + 8
@@ -433,19 +442,20 @@ class BlockLength:
     def _try(
         self, load: _Load, drafting: int, plain: float, survival: Sequence[float]
     ) -> tuple[float, float, int, int]:
-        """-> (seconds lost as expected, seconds taken, `drafting`, drafts each) of a probe with so many requests."""
+        """-> (expected loss in seconds, expected tokens a request of all, `drafting`, drafts each) of a probe with
+        so many requests."""
         # What was never measured here may cost anything: half a step is risked for it.
         unknown = self.draft_cost.samples(drafting * self.block, drafting, load.context * drafting / load.requests) == 0
         draft = 0.5 * plain if unknown else self._seconds(load, load.requests, drafting) - plain
-        losses, times, gained = [], [], 0.0
+        losses, gains, gained = [], [], 0.0
         for k in range(1, self.most + 1):
             seconds = draft + self.step_cost.seconds(load.requests + drafting * k, load.requests, load.context) - plain
             gained += survival[k - 1]
-            times.append(seconds)
+            gains.append(gained * drafting / load.requests)
             losses.append(max(seconds - plain * gained * drafting / load.requests, 0.02 * plain))
         # As deep as costs little more than the cheapest: every position that is judged tells something.
         deepest = max(k for k, loss in enumerate(losses) if loss <= 1.3 * min(losses))
-        return losses[deepest], times[deepest], drafting, 1 + deepest
+        return losses[deepest], gains[deepest], drafting, 1 + deepest
 
 
 def _differs(before: _Load, requests: int, context: float) -> bool:

@@ -21,6 +21,8 @@ MEDIAN_OF = 5
 JUMP = 0.08
 # With fewer samples a cell is one voice among the others.
 FEW = 3
+# What the fit is held towards 0 by: cells that all have one context say nothing of what context costs.
+RIDGE = (1e-6, 1e-6, 0.03, 0.03)
 # Samples after which the fit to all cells is renewed; sooner where a cell is new.
 RENEWED = 64
 
@@ -196,7 +198,7 @@ def _fitted(cells: Iterable[_Cell], start: Sequence[float]) -> list[float]:
     for _ in range(60):
         for i in size:
             rest = sum(gram[i][j] * weights[j] for j in size if j != i)
-            weights[i] = max((target[i] - rest) / (gram[i][i] + 1e-6), 0.0)
+            weights[i] = max((target[i] - rest) / (gram[i][i] + RIDGE[i]), 0.0)
     return [w / s for w, s in zip(weights, scale, strict=True)]
 
 

@@ -8,6 +8,9 @@ from statistics import median_low
 
 # The share of a deviation by which the pace moves, and the deviation (log) by which it moves as a whole.
 SHARE, JUMP = 0.1, 0.15
+# The share of it that is forgotten a step. A load that grows dearer while it lasts looks like a slower machine, and the
+# next one of its kind corrects its record alone: each time the two would part further.
+FORGOTTEN = 0.004
 
 
 class Pace:
@@ -26,6 +29,7 @@ class Pace:
 
     def observe(self, ratio: float) -> None:
         """A step whose cost is well known took `ratio` times what was recorded."""
+        self._log *= 1 - FORGOTTEN
         self._ratios = (*self._ratios[-2:], math.log(ratio) - self._log)
         off = median_low(self._ratios)
         # Three steps in a row that are off by so much are no noise.
