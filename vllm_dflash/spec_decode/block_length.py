@@ -17,7 +17,8 @@ PLAIN = (0,) * len(LEVELS)
 # Another choice must promise this much more before it replaces the one in use: other drafts than now, plain decoding
 # instead of drafts, drafts instead of plain decoding (where the record is small, and only drafting makes it grow).
 HYSTERESIS, GIVING_UP, TAKING_UP = 0.006, 0.015, 0.002
-# Share of all time that trying drafts may lose while plain decoding looks better.
+# Share of all time that trying drafts may lose while plain decoding looks better: of one request. Of n it is a third of
+# that and two thirds over the root of n, as a step of tries tells of all of them.
 PROBE_SHARE = 0.006
 # As large a share is put by, up to so many steps of plain decoding, for the time after a change of load or requests.
 RESERVE = 6.0
@@ -32,9 +33,12 @@ NEAR = 0.1
 SEARCH, PLAUSIBLE, CONCEIVABLE, SEARCH_SHARE = 200, 1.5, 4.0, 0.15
 # Anything is conceivable until so many verified requests of theirs: what the record holds is other texts' yet.
 TRIES = 3
+# After that time they are tried so where they are so little short of paying, and should the text be one standard
+# deviation better pay by so much.
+CLOSE, GAIN = 0.06, 0.03
 # Share of all time that may be lost so, put by up to so many steps of plain decoding: over the square of the requests,
 # and more for any number. The more requests, the more a step of tries tells, and the likelier the next are like these.
-SEARCH_COST, SEARCH_RESERVE = (0.045, 0.003), (60.0, 2.0)
+SEARCH_COST, SEARCH_RESERVE = (0.045, 0.003), (60.0, 1.0)
 # No step of tries is taken for more than so many steps of plain decoding: it may be an outlier.
 DEAREST = 8.0
 # One request in this many drafts in a probe, at least.
@@ -154,15 +158,19 @@ class BlockLength:
             rest = max(rest - self.beside.seconds(step.draft_rows), 0.5 * rest)
             self.step_cost.observe(rest, step.rows, step.requests, step.context)
         plain = self._plain_seconds() or seconds
-        share = self._share * min(seconds, 2 * plain)
+        share = self._share_of(step.requests) * min(seconds, 2 * plain)
         if self._share == SEARCH_SHARE and not any(self.lengths) and (step.drafting or step.rows > step.requests):
             self._allowance(step.requests, min(max(seconds / plain - 1, 0.0), DEAREST))
-        self._reserve = min(self._reserve + PROBE_SHARE * min(seconds, 2 * plain), RESERVE * plain)
+        few = _fewer(step.requests)
+        self._reserve = min(self._reserve + few * PROBE_SHARE * min(seconds, 2 * plain), few * RESERVE * plain)
         # What was put by while nothing was worth trying is not for spending at once.
         if not any(self.lengths) and self._bank < max(self._dearest, 2 * plain):
             self._bank += share
         if step.rows == step.requests:
             self._plain = self._step
+
+    def _share_of(self, requests: int) -> float:
+        return self._share if self._share == SEARCH_SHARE else self._share * _fewer(requests)
 
     def _allowance(self, requests: int, spent: float = 0.0) -> float:
         """What a search may still cost at about so many requests, in steps of plain decoding; less what was spent."""
@@ -299,9 +307,12 @@ class BlockLength:
             self.lengths = PLAIN
         plain = max(self._value(load, PLAIN), 1e-9)
         self._shortfall = 1 - drafting / plain
-        searching = self._step - self._new < SEARCH and self._allowance(load.requests) > 0
+        funded = self._allowance(load.requests) > 0
+        searching = funded and self._step - self._new < SEARCH
         better = self.acceptance.deviation()
         self._hopeful = searching and self._best(load, PLAUSIBLE * better)[2] > plain
+        if funded and not self._hopeful and self._shortfall < CLOSE:
+            self._hopeful = self._best(load, better)[2] > (1 + GAIN) * plain
         conceivable = self._hopeful or (
             searching and (self._tried < TRIES or self._best(load, CONCEIVABLE * better)[2] > plain)
         )
@@ -419,7 +430,7 @@ class BlockLength:
             )
         loss, self._awaited, drafting, drafts = chosen
         self._dearest = loss
-        share = max(self._share * plain, 1e-9)
+        share = max(self._share_of(load.requests) * plain, 1e-9)
         wait = (loss - self._bank) / share
         if self.acceptance.record >= FOUND_OUT and self._share == PROBE_SHARE:
             share *= min(1.0, NEAR / max(self._shortfall, 1e-9))
@@ -456,6 +467,10 @@ class BlockLength:
         # As deep as costs little more than the cheapest: every position that is judged tells something.
         deepest = max(k for k, loss in enumerate(losses) if loss <= 1.3 * min(losses))
         return losses[deepest], gains[deepest], drafting, 1 + deepest
+
+
+def _fewer(requests: int) -> float:
+    return (1 + 2 / math.sqrt(requests)) / 3
 
 
 def _differs(before: _Load, requests: int, context: float) -> bool:
