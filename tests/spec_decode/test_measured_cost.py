@@ -101,3 +101,14 @@ def test_what_drafting_takes_beside_the_draft_is_a_median_and_not_negative():
     for _ in range(3):
         beside.observe(-0.002, 8)
     assert beside.seconds(8) == 0.0
+
+
+def test_two_outliers_among_the_first_three_are_not_believed():
+    cost = MeasuredCost()
+    for seconds in (0.16, 0.032, 0.16):
+        assert not cost.is_settled(16, 16, 8000)
+        cost.observe(seconds, 16, 16, 8000)
+    assert not cost.is_settled(16, 16, 8000)
+    cost.observe(0.033, 16, 16, 8000)
+    assert cost.is_settled(16, 16, 8000)
+    assert cost.seconds(16, 16, 8000) == pytest.approx(0.033)

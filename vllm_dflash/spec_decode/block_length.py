@@ -11,6 +11,7 @@ from vllm_dflash.spec_decode.acceptance import AVERAGE, LEVELS, Acceptance
 from vllm_dflash.spec_decode.confidence import Confidence, Savings, worth_verifying
 from vllm_dflash.spec_decode.measured_cost import Beside, MeasuredCost
 from vllm_dflash.spec_decode.pace import Pace
+from vllm_dflash.spec_decode.search import SHARE, Search
 
 # Nobody drafts.
 PLAIN = (0,) * len(LEVELS)
@@ -27,20 +28,6 @@ RESERVE = 6.0
 FOUND_OUT = 12.0
 # Where drafts are further than this from paying, the share shrinks with the distance: little is to be found out.
 NEAR = 0.1
-# For so many steps after most requests have changed drafts have the benefit of the doubt. They are tried all the time
-# while they pay should the text be PLAUSIBLE standard deviations better than the record says, and for SEARCH_SHARE of
-# the time should it be CONCEIVABLE ones.
-SEARCH, PLAUSIBLE, CONCEIVABLE, SEARCH_SHARE = 200, 1.5, 4.0, 0.15
-# Anything is conceivable until so many verified requests of theirs: what the record holds is other texts' yet.
-TRIES = 3
-# After that time they are tried so where they are so little short of paying, and should the text be one standard
-# deviation better pay by so much.
-CLOSE, GAIN = 0.06, 0.03
-# Share of all time that may be lost so, put by up to so many steps of plain decoding: over the square of the requests,
-# and more for any number. The more requests, the more a step of tries tells, and the likelier the next are like these.
-SEARCH_COST, SEARCH_RESERVE = (0.045, 0.003), (60.0, 1.0)
-# No step of tries is taken for more than so many steps of plain decoding: it may be an outlier.
-DEAREST = 8.0
 # One request in this many drafts in a probe, at least.
 PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
@@ -136,11 +123,8 @@ class BlockLength:
         self._probed = self._probe_at = 0
         self._plain = self._refreshed = 0
         self._patience = MOST_PATIENCE
-        self._hopeful = False
-        self._share = PROBE_SHARE
         self._awaited = 0.0
-        self._allowances: dict[int, tuple[float, int]] = {}
-        self._new = self._tried = 0
+        self.search = Search()
 
     def observe(self, step: Step) -> None:
         """Times of a step all of whose rows were decoded ones."""
@@ -159,8 +143,8 @@ class BlockLength:
             self.step_cost.observe(rest, step.rows, step.requests, step.context)
         plain = self._plain_seconds() or seconds
         share = self._share_of(step.requests) * min(seconds, 2 * plain)
-        if self._share == SEARCH_SHARE and not any(self.lengths) and (step.drafting or step.rows > step.requests):
-            self._allowance(step.requests, min(max(seconds / plain - 1, 0.0), DEAREST))
+        if self.search.conceivable and not any(self.lengths) and (step.drafting or step.rows > step.requests):
+            self.search.spend(self._step, step.requests, max(seconds / plain - 1, 0.0))
         few = _fewer(step.requests)
         self._reserve = min(self._reserve + few * PROBE_SHARE * min(seconds, 2 * plain), few * RESERVE * plain)
         # What was put by while nothing was worth trying is not for spending at once.
@@ -170,15 +154,7 @@ class BlockLength:
             self._plain = self._step
 
     def _share_of(self, requests: int) -> float:
-        return self._share if self._share == SEARCH_SHARE else self._share * _fewer(requests)
-
-    def _allowance(self, requests: int, spent: float = 0.0) -> float:
-        """What a search may still cost at about so many requests, in steps of plain decoding; less what was spent."""
-        cost, most = (one / requests**2 + more for one, more in (SEARCH_COST, SEARCH_RESERVE))
-        left, at = self._allowances.get(requests.bit_length(), (most, self._step))
-        left = min(left + cost * (self._step - at), most) - spent
-        self._allowances[requests.bit_length()] = (left, self._step)
-        return left
+        return SHARE if self.search.conceivable else PROBE_SHARE * _fewer(requests)
 
     def _plain_is_known(self, step: Step) -> bool:
         return self.step_cost.lately(step.requests, step.requests, step.context) >= KNOWN
@@ -219,15 +195,15 @@ class BlockLength:
         """What became of a step's drafts, a request. beyond: see `Acceptance.observe`."""
         if self.fixed is None:
             probing = not any(self.lengths)
-            self._tried += sum(map(bool, drafted))
-            aside = probing and not self._hopeful
+            self.search.verified(sum(map(bool, drafted)))
+            aside = probing and not self.search.hopeful
             memory = PROBING_MEMORY if aside else DRAFTING_MEMORY
             self.acceptance.observe(request_ids, drafted, accepted, memory, beyond)
             if probing and self._load is not None:
                 plain = self._plain_seconds()
                 back = sum(accepted) / self._load.requests
-                if self._share == SEARCH_SHARE:
-                    self._allowance(self._load.requests, -back)
+                if self.search.conceivable:
+                    self.search.spend(self._step, self._load.requests, -back)
                 if aside:
                     surprise = max(back - self._awaited, 0.0) if any(drafted) else 0.0
                     self._bank = min(self._bank + surprise * plain, (2 + RESERVE) * plain)
@@ -256,8 +232,7 @@ class BlockLength:
         if self._load is None or self._step - self._decided >= (SOON if self._step <= self._lively else SELDOM):
             share = self.acceptance.meet(request_ids)
             if share > 0.5:
-                self._new = self._step
-                self._tried = 0
+                self.search.begin(self._step)
             if changed or share > 0.5:
                 share = 1.0
             self._bank += share * self._reserve
@@ -298,7 +273,7 @@ class BlockLength:
 
     def _needs_plain(self, load: _Load) -> bool:
         """Whether plain decoding of this load is not measured yet."""
-        return self.step_cost.samples(load.requests, load.requests, load.context) < MEASURED
+        return not self.step_cost.is_settled(load.requests, load.requests, load.context)
 
     def _decide(self, load: _Load) -> None:
         self._decided = self._step
@@ -307,16 +282,13 @@ class BlockLength:
             self.lengths = PLAIN
         plain = max(self._value(load, PLAIN), 1e-9)
         self._shortfall = 1 - drafting / plain
-        funded = self._allowance(load.requests) > 0
-        searching = funded and self._step - self._new < SEARCH
-        better = self.acceptance.deviation()
-        self._hopeful = searching and self._best(load, PLAUSIBLE * better)[2] > plain
-        if funded and not self._hopeful and self._shortfall < CLOSE:
-            self._hopeful = self._best(load, better)[2] > (1 + GAIN) * plain
-        conceivable = self._hopeful or (
-            searching and (self._tried < TRIES or self._best(load, CONCEIVABLE * better)[2] > plain)
+        self.search.look(
+            self._step,
+            load.requests,
+            self.acceptance.deviation(),
+            self._shortfall,
+            lambda better: self._best(load, better)[2] / plain - 1,
         )
-        self._share = SEARCH_SHARE if conceivable else PROBE_SHARE
         if lengths == self.lengths:
             return
         if not any(self.lengths) and self.acceptance.record < EVIDENCE:
@@ -421,7 +393,7 @@ class BlockLength:
         sizes = sorted({few, (few + load.requests) // 2, load.requests})
         [survival] = self.acceptance.survival((0.0,))
         tries = [self._try(load, drafting, plain, survival) for drafting in sizes]
-        if self._hopeful:
+        if self.search.hopeful:
             chosen = min(tries, key=lambda one: one[0] / one[2])
         else:
             chosen = min(
@@ -432,16 +404,16 @@ class BlockLength:
         self._dearest = loss
         share = max(self._share_of(load.requests) * plain, 1e-9)
         wait = (loss - self._bank) / share
-        if self.acceptance.record >= FOUND_OUT and self._share == PROBE_SHARE:
+        if self.acceptance.record >= FOUND_OUT and not self.search.conceivable:
             share *= min(1.0, NEAR / max(self._shortfall, 1e-9))
             wait = max(wait, loss / share - (self._step - self._probed))
-        if wait > 0 and not self._hopeful:
+        if wait > 0 and not self.search.hopeful:
             self._probe_at = self._step + min(math.ceil(wait), SELDOM)
             return None
-        if not self._hopeful:
+        if not self.search.hopeful:
             self._bank -= loss
         self._probed = self._step
-        self._probe_at = self._step + (1 if self._hopeful else 3)
+        self._probe_at = self._step + (1 if self.search.hopeful else 3)
         self._lively = self._step + 8
         self._decided = min(self._decided, self._step - SOON)
         lengths = [0] * count

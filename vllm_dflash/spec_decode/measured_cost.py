@@ -19,6 +19,8 @@ MEDIAN_OF = 5
 # If all of them are off by more than this to the same side, their median counts for half: it is no noise. Else it
 # counts as if it were off by this.
 JUMP = 0.08
+# Of a cell's first samples the least is no less than this, over their median, once it is settled.
+SETTLED = 0.75
 # With fewer samples a cell is one voice among the others.
 FEW = 3
 # What the fit is held towards 0 by: cells that all have one context say nothing of what context costs.
@@ -105,6 +107,13 @@ class MeasuredCost:
         """How many steps ago such a load was measured last; None: never."""
         cell = self._cells.get(_key(rows, requests, context))
         return None if cell is None else self._observed - cell.last
+
+    def is_settled(self, rows: float, requests: int, context: float) -> bool:
+        """Whether such a load's mean is not that of outliers: of its first few samples one may be by far the least."""
+        cell = self._cells.get(_key(rows, requests, context))
+        if cell is None or cell.samples < FEW:
+            return False
+        return cell.samples > MEDIAN_OF or min(cell.recent) > SETTLED * median_low(cell.recent)
 
     def changed(self) -> None:
         """The load is another one now: what a cell holds may be that of a load that is only nearly equal."""
