@@ -54,7 +54,7 @@ class _Cell:
         low, high = (1 - JUMP) * self.seconds, (1 + JUMP) * self.seconds
         if self.samples > MEDIAN_OF and not low < middle < high:
             fresh = self.recent[-self.lately :]
-            if len(fresh) > 1 and (max(fresh) < low or min(fresh) > high):
+            if len(fresh) > 2 and (max(fresh) < low or min(fresh) > high):
                 share = max(share, 0.5)
             elif len(fresh) == MEDIAN_OF:
                 middle = min(max(middle, low), high)
