@@ -10,8 +10,9 @@ import pytest
 
 from vllm_dflash.plan.inputs import from_table
 from vllm_dflash.plan.table import plan
-from vllm_dflash.spec_decode.block_length import BlockLength, Step
+from vllm_dflash.spec_decode.block_length import BlockLength
 from vllm_dflash.spec_decode.cost import CycleCost
+from vllm_dflash.spec_decode.step_costs import Step
 
 ACCEPTANCE = [0.9, 0.85, 0.8, 0.05, 0.05, 0.05, 0.05]
 CONTEXT = 1000

@@ -6,8 +6,9 @@ import math
 import pytest
 
 from vllm_dflash.bench.simulator.simulate import Load, Simulator
-from vllm_dflash.spec_decode.block_length import BlockLength, Step
+from vllm_dflash.spec_decode.block_length import BlockLength
 from vllm_dflash.spec_decode.cost import CycleCost, ForwardCost
+from vllm_dflash.spec_decode.step_costs import Step
 
 CHEAP = CycleCost(ForwardCost({1: 20e-3, 64: 21e-3}), ForwardCost({8: 3e-3}), block=8)
 # Stock's cycles on two cores: 23 ms plain at 8 streams, 96 ms with K=7.
@@ -156,11 +157,11 @@ def test_costs_stay_true_while_waves_of_requests_come_and_go(requests):
             drafting = sum(map(bool, drafts))
             seconds = target(rows, context) + draft(drafting)
             controller.observe(Step(seconds, rows, requests, context, draft(drafting), 8 * drafting, drafting))
-    each, cost = context / requests, controller.draft_cost
+    each, cost = context / requests, controller.costs.draft
     known = [n for n in range(1, 1 + requests) if cost.samples(8 * n, n, each * n)]
     assert known
     for n in known:
-        assert cost.seconds(8 * n, n, each * n) * controller.pace.value == pytest.approx(draft(n), rel=0.2), n
+        assert cost.seconds(8 * n, n, each * n) * controller.costs.pace.value == pytest.approx(draft(n), rel=0.2), n
 
 
 def test_bad_luck_does_not_end_probing():

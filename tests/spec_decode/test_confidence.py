@@ -6,8 +6,9 @@ import random
 import pytest
 
 from vllm_dflash.spec_decode.acceptance import Acceptance
-from vllm_dflash.spec_decode.block_length import BlockLength, Step
+from vllm_dflash.spec_decode.block_length import BlockLength
 from vllm_dflash.spec_decode.confidence import Confidence, Savings, worth_verifying
+from vllm_dflash.spec_decode.step_costs import Step
 
 
 def blocks(count: int, seed: int = 0, slots: int = 7):
@@ -111,3 +112,13 @@ def test_cutting_makes_drafts_look_worth_more_where_rows_are_dear():
     for _ in range(200):
         controller.cut([7], [[0.3] * 7])
     assert controller._value(load, [7] * 5) > 1.1 * before
+
+
+def test_a_probe_is_not_cut():
+    """It is there to tell about all its positions, and was weighed with all its rows."""
+    controller = BlockLength(3)
+    controller.price = 0.5
+    modes = [[0.9, 0.05, 0.05]]
+    assert controller.cut([3], modes)[0] == [3]
+    controller.lengths = (3,) * 5
+    assert controller.cut([3], modes)[0] == [1]

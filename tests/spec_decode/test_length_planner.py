@@ -44,7 +44,7 @@ def test_a_step_lasts_from_end_to_end():
     engine = Engine()
     for _ in range(5):
         engine.step(0.01, other=0.002)
-    cost = engine.planner.controller.step_cost
+    cost = engine.planner.controller.costs.target
     assert cost.seconds(1, 1, 500) == pytest.approx(0.012)
     assert cost.samples(1, 1, 500) == 4, "the first step has no beginning"
 
@@ -54,21 +54,21 @@ def test_the_drafts_share_is_its_own():
     drafted = sum(engine.step(0.01, draft=0.004, other=0.001) != [0] for _ in range(200))
     controller = engine.planner.controller
     assert drafted > 100, "all drafts are accepted and cheap"
-    assert controller.draft_cost.seconds(4, 1, 500) == pytest.approx(0.004)
-    assert controller.step_cost.seconds(4, 1, 500) == pytest.approx(0.011)
+    assert controller.costs.draft.seconds(4, 1, 500) == pytest.approx(0.004)
+    assert controller.costs.target.seconds(4, 1, 500) == pytest.approx(0.011)
 
 
 def test_prompts_say_nothing_about_the_cost_of_decoding():
     engine = Engine()
     for index in range(20):
         engine.step(0.5 if index % 2 else 0.01, decoding=index % 2 == 0)
-    assert engine.planner.controller.step_cost.seconds(1, 1, 500) == pytest.approx(0.01)
+    assert engine.planner.controller.costs.target.seconds(1, 1, 500) == pytest.approx(0.01)
 
 
 def test_a_fixed_length_listens_to_nothing():
     engine = Engine(2)
     assert [engine.step(0.01) for _ in range(3)] == [[2]] * 3
-    assert not engine.worker.observers and not engine.planner.controller.step_cost.samples(1, 1, 500)
+    assert not engine.worker.observers and not engine.planner.controller.costs.target.samples(1, 1, 500)
 
 
 def test_ranks_agree():

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 
 from vllm_dflash.spec_decode.acceptance import AVERAGE, LEVELS, Acceptance
 from vllm_dflash.spec_decode.confidence import Confidence, Savings, worth_verifying
-from vllm_dflash.spec_decode.measured_cost import Beside, MeasuredCost
-from vllm_dflash.spec_decode.pace import Pace
 from vllm_dflash.spec_decode.search import SHARE, Search
+from vllm_dflash.spec_decode.step_costs import Load, Step, StepCosts
 
 # Nobody drafts.
 PLAIN = (0,) * len(LEVELS)
@@ -32,8 +30,6 @@ NEAR = 0.1
 PROBE_REQUESTS = 8
 # Samples that a number of rows needs before its cost counts as measured.
 MEASURED = 3
-# Samples from which on a cost tells about the machine's pace.
-KNOWN = 8
 # Share of all time that may be lost to plain steps that measure anew what drafting has to beat, and the least and the
 # most steps between two of them.
 PLAIN_SHARE, LEAST_PATIENCE, MOST_PATIENCE = 0.004, 25.0, 250.0
@@ -58,36 +54,6 @@ DRAFTING_MEMORY, PROBING_MEMORY = 500.0, 200.0
 SOON, SELDOM = 2, 16
 
 
-@dataclass(slots=True)
-class Step:
-    """One step of the engine as it was.
-
-    seconds: the whole step, its draft included. rows: the target's, over `requests` requests with `context` tokens
-    before them in all. draft_seconds, draft_rows, drafting: the draft's forward and selection in that step.
-    """
-
-    seconds: float
-    rows: int
-    requests: int
-    context: float
-    draft_seconds: float = 0.0
-    draft_rows: int = 0
-    drafting: int = 0
-
-    @property
-    def draft_context(self) -> float:
-        """Context tokens of the drafting requests, the others' taken for as many each."""
-        return self.context * self.drafting / self.requests
-
-
-@dataclass(frozen=True)
-class _Load:
-    requests: int
-    context: float
-    members: tuple[int, ...]
-    """Requests at each of LEVELS."""
-
-
 class BlockLength:
     """Chooses the drafts of each request so that the batch's tokens a second are most.
 
@@ -106,14 +72,11 @@ class BlockLength:
         self.savings = Savings(most)
         self.price = 0.0
         """Tokens that the time of one more row would yield otherwise: a draft less likely is not worth verifying."""
-        self.step_cost = MeasuredCost()
-        self.draft_cost = MeasuredCost()
-        self.beside = Beside()
-        self.pace = Pace()
+        self.costs = StepCosts(self.block)
         self.lengths = PLAIN
         self._toured = [0] * len(MOVES)
         self._trial: tuple[int, ...] | None = None
-        self._load: _Load | None = None
+        self._load: Load | None = None
         self._levels: dict[str, int] = {}
         self._bank = self._reserve = self._dearest = self._shortfall = 0.0
         self._turn = 0
@@ -130,18 +93,8 @@ class BlockLength:
         """Times of a step all of whose rows were decoded ones."""
         if self.fixed is not None or step.requests == 0:
             return
-        pace = self._follow(step)
-        seconds = step.seconds / pace
-        if step.drafting:
-            self.draft_cost.observe(step.draft_seconds / pace, step.draft_rows, step.drafting, step.draft_context)
-        rest = max(seconds - step.draft_seconds / pace, 0.0)
-        if step.drafting and step.rows == step.requests and self._plain_is_known(step):
-            more = rest - self.step_cost.seconds(step.rows, step.requests, step.context)
-            self.beside.observe(more, step.draft_rows)
-        else:
-            rest = max(rest - self.beside.seconds(step.draft_rows), 0.5 * rest)
-            self.step_cost.observe(rest, step.rows, step.requests, step.context)
-        plain = self._plain_seconds() or seconds
+        seconds = self.costs.observe(step)
+        plain = self.costs.plain(self._load) or seconds
         share = self._share_of(step.requests) * min(seconds, 2 * plain)
         if self.search.conceivable and not any(self.lengths) and (step.drafting or step.rows > step.requests):
             self.search.spend(self._step, step.requests, max(seconds / plain - 1, 0.0))
@@ -156,32 +109,19 @@ class BlockLength:
     def _share_of(self, requests: int) -> float:
         return SHARE if self.search.conceivable else PROBE_SHARE * _fewer(requests)
 
-    def _plain_is_known(self, step: Step) -> bool:
-        return self.step_cost.lately(step.requests, step.requests, step.context) >= KNOWN
-
-    def _follow(self, step: Step) -> float:
-        """How much slower the machine is than the records say, by steps that this load has had before."""
-        known = self.step_cost.lately(step.rows, step.requests, step.context)
-        expected = self.step_cost.seconds(step.rows, step.requests, step.context)
-        if step.drafting:
-            known = min(known, self.draft_cost.lately(step.draft_rows, step.drafting, step.draft_context))
-            expected += self.draft_cost.seconds(step.draft_rows, step.drafting, step.draft_context)
-            expected += self.beside.seconds(step.draft_rows)
-        if known >= KNOWN and expected > 0 and step.seconds > 0:
-            self.pace.observe(step.seconds / expected)
-        return self.pace.value
-
     def cut(self, lengths: Sequence[int], modes: Sequence[Sequence[float]]) -> tuple[list[int], list[list[float]]]:
         """Blocks as they were drafted -> drafts to verify of each, and the expected acceptance of those cut off.
 
         lengths: B numbers as planned. modes: [B][K], the mode of each slot's q.
         """
+        # A probe is there to tell about all its positions, and was weighed with all its rows.
+        price = self.price if any(self.lengths) else 0.0
         kept, beyond = [], []
         for length, block in zip(lengths, modes, strict=True):
             rates = self.confidence.rates(block)
             if length:
                 self.savings.observe(rates, self.price)
-            kept.append(worth_verifying(rates[:length], self.price))
+            kept.append(worth_verifying(rates[:length], price))
             beyond.append(rates[kept[-1] : length])
         return kept, beyond
 
@@ -200,7 +140,7 @@ class BlockLength:
             memory = PROBING_MEMORY if aside else DRAFTING_MEMORY
             self.acceptance.observe(request_ids, drafted, accepted, memory, beyond)
             if probing and self._load is not None:
-                plain = self._plain_seconds()
+                plain = self.costs.plain(self._load)
                 back = sum(accepted) / self._load.requests
                 if self.search.conceivable:
                     self.search.spend(self._step, self._load.requests, -back)
@@ -221,11 +161,9 @@ class BlockLength:
         count = len(request_ids)
         if count == 0 or self.most == 0:
             return [0] * count
-        changed = self._load is None or _differs(self._load, count, context)
+        changed = self._load is None or self._load.differs(count, context)
         if changed:
-            self.step_cost.changed()
-            self.draft_cost.changed()
-            self.pace = Pace()
+            self.costs.changed()
             self._probe_at = min(self._probe_at, self._probed + 3)
             self._lively = self._step + 40
             self._decided = self._step - SELDOM
@@ -239,13 +177,13 @@ class BlockLength:
             self._reserve -= share * self._reserve
             levels = self.acceptance.levels(request_ids)
             self._levels = dict(zip(request_ids, levels, strict=True))
-            load = _Load(count, context, tuple(levels.count(level) for level in range(len(LEVELS))))
+            load = Load(count, context, tuple(levels.count(level) for level in range(len(LEVELS))))
             self._load = load
             if self._needs_plain(load):
                 return [0] * count
             self._decide(load)
             self._trial = self._neighbour(load)
-            self.price = self._price(load)
+            self.price = self.costs.row(load, self.most) * self._value(load, self.lengths)
             gain = 1 - self._value(load, PLAIN) / max(self._value(load, self.lengths), 1e-9)
             self._patience = min(max(gain / PLAIN_SHARE, LEAST_PATIENCE), MOST_PATIENCE)
         load = self._load
@@ -267,15 +205,11 @@ class BlockLength:
         plain = self._value(self._load, PLAIN)
         return self._value(self._load, self.lengths) / plain if plain > 0 else 1.0
 
-    def _plain_seconds(self) -> float:
-        load = self._load
-        return 0.0 if load is None else self.step_cost.seconds(load.requests, load.requests, load.context)
-
-    def _needs_plain(self, load: _Load) -> bool:
+    def _needs_plain(self, load: Load) -> bool:
         """Whether plain decoding of this load is not measured yet."""
-        return not self.step_cost.is_settled(load.requests, load.requests, load.context)
+        return not self.costs.target.is_settled(load.requests, load.requests, load.context)
 
-    def _decide(self, load: _Load) -> None:
+    def _decide(self, load: Load) -> None:
         self._decided = self._step
         value, lengths, drafting = self._best(load)
         if not any(n and m for n, m in zip(self.lengths, load.members, strict=True)):
@@ -301,7 +235,7 @@ class BlockLength:
             self.lengths = lengths
             self._lively = self._step + 40
 
-    def _neighbour(self, load: _Load) -> tuple[int, ...] | None:
+    def _neighbour(self, load: Load) -> tuple[int, ...] | None:
         """Other drafts than now that may well be better, not measured under this load or long ago."""
         if not any(self.lengths):
             return None
@@ -309,8 +243,8 @@ class BlockLength:
         for move, target in enumerate(MOVES):
             lengths = tuple(min(max(target(n, self.most), 1), self.most) if n else 0 for n in self.lengths)
             rows = load.requests + sum(m * self.savings.rows[n] for m, n in zip(load.members, lengths, strict=True))
-            age = self.step_cost.age(rows, load.requests, load.context)
-            samples = self.step_cost.samples(rows, load.requests, load.context)
+            age = self.costs.target.age(rows, load.requests, load.context)
+            samples = self.costs.target.samples(rows, load.requests, load.context)
             measured = age is not None and age < STALE and samples >= MEASURED
             if lengths == self.lengths or self._step - self._toured[move] < (TOUR if measured else SOON):
                 continue
@@ -320,7 +254,7 @@ class BlockLength:
                 return lengths
         return None
 
-    def _best(self, load: _Load, better: float = 0.0) -> tuple[float, tuple[int, ...], float]:
+    def _best(self, load: Load, better: float = 0.0) -> tuple[float, tuple[int, ...], float]:
         """The lengths a level with the most tokens a second: (tokens a second, lengths, the most with any drafts).
 
         Each further draft costs one row, whoever's it is, so they are taken in the order of their probabilities; what
@@ -336,7 +270,7 @@ class BlockLength:
         lengths = [0] * len(LEVELS)
         tokens, rows, drafting = float(load.requests), float(load.requests), 0
         each = [1.0] * len(LEVELS)
-        best = tokens / max(self._seconds(load, rows, 0), 1e-9), tuple(lengths)
+        best = tokens / max(self.costs.seconds(load, rows, 0), 1e-9), tuple(lengths)
         most = 0.0
         for negative, k, level in items:
             members = load.members[level]
@@ -346,7 +280,7 @@ class BlockLength:
             tokens += members * (each[level] * self.savings.kept_share[k + 1] - before)
             rows += members * (self.savings.rows[k + 1] - self.savings.rows[k])
             drafting += members if k == 0 else 0
-            value = tokens / max(self._seconds(load, rows, drafting), 1e-9)
+            value = tokens / max(self.costs.seconds(load, rows, drafting), 1e-9)
             most = max(most, value)
             if value > best[0]:
                 best = value, tuple(lengths)
@@ -354,7 +288,7 @@ class BlockLength:
         usual = best[1][AVERAGE] if load.members[AVERAGE] else max(best[1])
         return best[0], tuple(n if m else usual for n, m in zip(best[1], load.members, strict=True)), most
 
-    def _value(self, load: _Load, lengths: Sequence[int]) -> float:
+    def _value(self, load: Load, lengths: Sequence[int]) -> float:
         """Tokens a second of these lengths."""
         survival = self.acceptance.survival()
         tokens, rows, drafting = 0.0, float(load.requests), 0
@@ -363,32 +297,16 @@ class BlockLength:
             tokens += members * (1 + sum(survival[level][:length])) * self.savings.kept_share[length]
             rows += members * self.savings.rows[length]
             drafting += members if length else 0
-        return tokens / max(self._seconds(load, rows, drafting), 1e-9)
+        return tokens / max(self.costs.seconds(load, rows, drafting), 1e-9)
 
-    def _price(self, load: _Load) -> float:
-        few, many = 2 * load.requests, (1 + self.most) * load.requests
-        if many == few:
-            return 0.0
-        more = self.step_cost.seconds(many, load.requests, load.context)
-        more -= self.step_cost.seconds(few, load.requests, load.context)
-        return max(more / (many - few), 0.0) * self._value(load, self.lengths)
-
-    def _seconds(self, load: _Load, rows: float, drafting: int) -> float:
-        seconds = self.step_cost.seconds(rows, load.requests, load.context)
-        if drafting:
-            context = load.context * drafting / load.requests
-            seconds += self.draft_cost.seconds(drafting * self.block, drafting, context)
-            seconds += self.beside.seconds(drafting * self.block)
-        return seconds
-
-    def _probe(self, load: _Load, count: int) -> list[int] | None:
+    def _probe(self, load: Load, count: int) -> list[int] | None:
         """Drafts for some requests, once what has been put by pays for what they are expected to lose.
 
         The time is taken at once, and what is accepted is given back: so good drafts pay for the next ones.
         """
         if self._step < self._probe_at:
             return None
-        plain = self._plain_seconds()
+        plain = self.costs.plain(self._load)
         few = max(1, load.requests // PROBE_REQUESTS)
         sizes = sorted({few, (few + load.requests) // 2, load.requests})
         [survival] = self.acceptance.survival((0.0,))
@@ -423,16 +341,17 @@ class BlockLength:
         return lengths
 
     def _try(
-        self, load: _Load, drafting: int, plain: float, survival: Sequence[float]
+        self, load: Load, drafting: int, plain: float, survival: Sequence[float]
     ) -> tuple[float, float, int, int]:
         """-> (expected loss in seconds, expected tokens a request of all, `drafting`, drafts each) of a probe with
         so many requests."""
         # What was never measured here may cost anything: half a step is risked for it.
-        unknown = self.draft_cost.samples(drafting * self.block, drafting, load.context * drafting / load.requests) == 0
-        draft = 0.5 * plain if unknown else self._seconds(load, load.requests, drafting) - plain
+        context = load.context * drafting / load.requests
+        known = self.costs.draft.samples(drafting * self.block, drafting, context) > 0
+        draft = self.costs.seconds(load, load.requests, drafting) - plain if known else 0.5 * plain
         losses, gains, gained = [], [], 0.0
         for k in range(1, self.most + 1):
-            seconds = draft + self.step_cost.seconds(load.requests + drafting * k, load.requests, load.context) - plain
+            seconds = draft + self.costs.seconds(load, load.requests + drafting * k, 0) - plain
             gained += survival[k - 1]
             gains.append(gained * drafting / load.requests)
             losses.append(max(seconds - plain * gained * drafting / load.requests, 0.02 * plain))
@@ -443,10 +362,3 @@ class BlockLength:
 
 def _fewer(requests: int) -> float:
     return (1 + 2 / math.sqrt(requests)) / 3
-
-
-def _differs(before: _Load, requests: int, context: float) -> bool:
-    """Whether the load has changed by more than an eighth in requests, or by half in context."""
-    return abs(requests - before.requests) * 8 > before.requests or not (
-        before.context / 1.5 - 1000 <= context <= before.context * 1.5 + 1000
-    )

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from vllm_dflash.spec_decode.block_length import BlockLength, Step
+from vllm_dflash.spec_decode.block_length import BlockLength
 from vllm_dflash.spec_decode.outcome import StepOutcome
+from vllm_dflash.spec_decode.step_costs import Step
 from vllm_dflash.spec_decode.timing import Timing
 
 if TYPE_CHECKING:

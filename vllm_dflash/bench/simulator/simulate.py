@@ -8,8 +8,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm_dflash.spec_decode.block_length import BlockLength, Step
+from vllm_dflash.spec_decode.block_length import BlockLength
 from vllm_dflash.spec_decode.cost import CycleCost, constant_acceptance, expected_tokens
+from vllm_dflash.spec_decode.step_costs import Step
 
 
 @dataclass(frozen=True)
