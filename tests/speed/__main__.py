@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 16, 32], help="at once")
     parser.add_argument("--kinds", nargs="+", default=["code", "prose"])
     parser.add_argument("--rounds", type=int, default=3, help="each with engines started anew")
-    parser.add_argument("--tokens", type=int, default=128, help="a request")
+    parser.add_argument("--tokens", type=int, default=128, help="a request, a quarter fewer or more")
     parser.add_argument("--waves", type=int, default=4, help="requests a place, one behind the other")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
@@ -80,7 +80,7 @@ def start(arguments: argparse.Namespace) -> dict[str, EngineProcess]:
             enable_prefix_caching=False,
             traced=False,
         )
-        engine.probe(probes.begin, ["Once upon a time"], {"temperature": 0, "max_tokens": 8, "ignore_eos": True}, 1)
+        engine.probe(probes.begin, ["Once upon a time"], 8, 1)
         engine.probe(probes.serve, 60.0)
     return engines
 
@@ -92,12 +92,11 @@ def serve(engines: dict[str, EngineProcess], cell: tuple, arguments: argparse.Na
     prompts = read_prompts(None)[kind]
     # Each place serves so many prompts, one behind the other.
     chosen = [prompts[i % len(prompts)] for i in range(turn, turn + requests * arguments.waves)]
-    sampling = {"temperature": 0, "max_tokens": arguments.tokens, "ignore_eos": True}
     # Nobody is always the first after a change of load.
     left = [*MODES[turn % 3 :], *MODES[: turn % 3]]
     sums = {mode: dict.fromkeys(("tokens", "seconds", "busy", "steps", "drafts"), 0.0) for mode in MODES}
     for mode in left:
-        engines[mode].probe(probes.begin, chosen, sampling, requests)
+        engines[mode].probe(probes.begin, chosen, arguments.tokens, requests)
     while left:
         for mode in tuple(left):
             figures = engines[mode].probe(probes.serve, TURN)

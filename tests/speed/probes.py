@@ -9,9 +9,13 @@ from tests.support.engine_process import engine_core
 _serving: dict[str, Any] = {}
 
 
-def begin(llm: Any, prompts: list[str], sampling: dict[str, Any], at_once: int) -> None:
-    """Prompts to be served by `serve`, `at_once` of them at any time."""
-    _serving.update(waiting=list(enumerate(prompts)), running={}, at_once=at_once, sampling=sampling)
+def begin(llm: Any, prompts: list[str], tokens: int, at_once: int) -> None:
+    """Prompts to be served by `serve`, `at_once` of them at any time, each with `tokens`, a quarter fewer or more.
+
+    On a server requests come and go one by one. Of one length plain decoding alone would have its prompts all together.
+    """
+    lengths = [tokens * (3 + number % 3) // 4 for number in range(len(prompts))]
+    _serving.update(waiting=list(zip(prompts, lengths, strict=True)), running={}, at_once=at_once)
 
 
 def serve(llm: Any, seconds: float) -> dict[str, Any]:
@@ -35,10 +39,10 @@ def serve(llm: Any, seconds: float) -> dict[str, Any]:
     began, busy, done = time.perf_counter(), time.process_time(), False
     while not done and time.perf_counter() - began < seconds:
         while waiting and len(running) < _serving["at_once"]:
-            number, prompt = waiting.pop(0)
-            name = f"{began}-{number}"
+            prompt, length = waiting.pop(0)
+            name = f"{began}-{len(waiting)}"
             running[name] = 0
-            engine.add_request(name, prompt, SamplingParams(**_serving["sampling"]))
+            engine.add_request(name, prompt, SamplingParams(temperature=0, max_tokens=length, ignore_eos=True))
         for output in engine.step():
             count = len(output.outputs[0].token_ids)
             figures["tokens"] += count - running[output.request_id]
