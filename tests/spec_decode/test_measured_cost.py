@@ -95,12 +95,19 @@ def test_a_lone_outlier_is_not_believed_against_its_neighbours(truth):
 def test_what_drafting_takes_beside_the_draft_is_a_median_and_not_negative():
     beside = Beside()
     for seconds in (0.003, 0.05, -0.001, 0.003, 0.004):
-        assert beside.seconds(32) in (0.0, 0.003)
-        beside.observe(seconds, 32)
-    assert beside.seconds(32) == beside.seconds(40) == 0.003 and beside.seconds(64) == 0.0
+        assert beside.seconds(32, 0.02) in (0.0, 0.003)
+        beside.observe(seconds, 32, 0.02)
+    assert beside.seconds(32, 0.02) == beside.seconds(40, 0.02) == 0.003 and beside.seconds(64, 0.02) == 0.0
     for _ in range(3):
-        beside.observe(-0.002, 8)
-    assert beside.seconds(8) == 0.0
+        beside.observe(-0.002, 8, 0.02)
+    assert beside.seconds(8, 0.02) == 0.0
+
+
+def test_the_noise_of_long_steps_is_nothing_that_drafts_take_beside_short_ones():
+    beside = Beside()
+    for seconds in (0.007, 0.008, 0.007):
+        beside.observe(seconds, 32, 0.2)
+    assert beside.seconds(32, 0.2) == 0.007 and beside.seconds(32, 0.02) == 0.0
 
 
 def test_two_outliers_among_the_first_three_are_not_believed():

@@ -25,6 +25,8 @@ SETTLED = 0.75
 FEW = 3
 # What the fit is held towards 0 by: cells that all have one context say nothing of what context costs.
 RIDGE = (1e-6, 1e-6, 0.03, 0.03)
+# What a draft takes beside is told by steps not longer than so many times the one at hand.
+LIKE = 1.5
 # Samples after which the fit to all cells is renewed; sooner where a cell is new.
 RENEWED = 64
 
@@ -171,16 +173,20 @@ class Beside:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[int, tuple[float, ...]] = {}
+        self._samples: dict[int, tuple[tuple[float, float], ...]] = {}
 
-    def observe(self, seconds: float, draft_rows: int) -> None:
-        """seconds: of the step without its draft, over those of the same rows without any draft; may be negative."""
+    def observe(self, seconds: float, draft_rows: int, plain: float) -> None:
+        """seconds: of the step without its draft, over `plain`, those of its rows without any draft; may be < 0."""
         size = draft_rows.bit_length()
-        self._samples[size] = (*self._samples.get(size, ())[-8:], seconds)
+        self._samples[size] = (*self._samples.get(size, ())[-8:], (seconds, plain))
 
-    def seconds(self, draft_rows: int) -> float:
-        """0 before the third sample."""
-        known = self._samples.get(draft_rows.bit_length(), ())
+    def knows(self, draft_rows: int) -> bool:
+        return draft_rows.bit_length() in self._samples
+
+    def seconds(self, draft_rows: int, plain: float) -> float:
+        """0 before the third sample. The noise of longer steps than `plain` would look like much."""
+        samples = self._samples.get(draft_rows.bit_length(), ())
+        known = [seconds for seconds, of in samples if of < LIKE * plain]
         return max(median_low(known), 0.0) if len(known) > 2 else 0.0
 
 

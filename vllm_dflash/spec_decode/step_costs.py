@@ -68,9 +68,10 @@ class StepCosts:
         rest = max(seconds - step.draft_seconds / pace, 0.0)
         plain = step.rows == step.requests
         if step.drafting and plain and self.target.lately(step.rows, step.requests, step.context) >= KNOWN:
-            self.beside.observe(rest - self.target.seconds(step.rows, step.requests, step.context), step.draft_rows)
+            usual = self.target.seconds(step.rows, step.requests, step.context)
+            self.beside.observe(rest - usual, step.draft_rows, usual)
         else:
-            rest = max(rest - self.beside.seconds(step.draft_rows), 0.5 * rest)
+            rest = max(rest - self._beside(step.draft_rows, step.requests, step.context), 0.5 * rest)
             self.target.observe(rest, step.rows, step.requests, step.context)
         return seconds
 
@@ -81,10 +82,15 @@ class StepCosts:
         if step.drafting:
             known = min(known, self.draft.lately(step.draft_rows, step.drafting, step.draft_context))
             expected += self.draft.seconds(step.draft_rows, step.drafting, step.draft_context)
-            expected += self.beside.seconds(step.draft_rows)
+            expected += self._beside(step.draft_rows, step.requests, step.context)
         if known >= KNOWN and expected > 0 and step.seconds > 0:
             self.pace.observe(step.seconds / expected)
         return self.pace.value
+
+    def _beside(self, draft_rows: int, requests: int, context: float) -> float:
+        if not self.beside.knows(draft_rows):
+            return 0.0
+        return self.beside.seconds(draft_rows, self.target.seconds(requests, requests, context))
 
     def changed(self) -> None:
         """The load is another one now, and so is the pace: a load that grew dearer looked like a slower machine."""
@@ -102,7 +108,7 @@ class StepCosts:
         if drafting:
             context = load.context * drafting / load.requests
             seconds += self.draft.seconds(drafting * self.block, drafting, context)
-            seconds += self.beside.seconds(drafting * self.block)
+            seconds += self._beside(drafting * self.block, load.requests, load.context)
         return seconds
 
     def row(self, load: Load, most: int) -> float:
