@@ -113,7 +113,9 @@ def test_every_metric_against_the_answers(server: Server) -> None:
     assert counted.by(f"{PREFIX}faults_total", "kind") == {}
     assert counted.sum(f"{PREFIX}restored_context_positions_total") == 0
     assert counted.after.sum(f"{PREFIX}speculation_enabled") == 1
-    assert 0.2 < counted.after.sum(f"{PREFIX}speedup_ratio") < 8
+    # The estimate needs some steps in which everybody decodes, and of six that come one by one there may be few.
+    server.complete(PROMPTS[0], max_tokens=64, ignore_eos=True)
+    assert 0.2 < scrape(server).sum(f"{PREFIX}speedup_ratio") < 8
 
 
 def test_a_prompt_in_chunks_and_a_request_that_is_given_up(server: Server) -> None:
