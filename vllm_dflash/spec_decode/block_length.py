@@ -145,7 +145,7 @@ class BlockLength:
                 if self.search.conceivable:
                     self.search.spend(self._step, self._load.requests, -back)
                 if aside:
-                    surprise = max(back - self._awaited, 0.0) if any(drafted) else 0.0
+                    surprise = max(back - self._awaited, 0.0)
                     self._bank = min(self._bank + surprise * plain, (2 + RESERVE) * plain)
 
     def forget(self, alive: Container[str]) -> None:
