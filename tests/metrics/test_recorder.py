@@ -45,7 +45,8 @@ def test_a_delta_holds_each_thing_once() -> None:
     r.tally.restored_context += 12
     r.on_timings([Timing(stage, s, 8, 3, 0, 1) for stage, s in (("target", 0.5), ("inject", 0.25), ("inject", 0.5))])
     delta = r.take()
-    assert delta["verified"] == {"chat": [[3, 1, 2]], "code": [[2, 0, 1], [0, 0, 1]]}
+    assert delta["verified"] == {"chat": [[3, 1, 2]], "code": [[2, 0, 1]]}
+    assert delta["undrafted"] == 1
     assert delta["seconds"] == [["target", 0.5], ["inject", 0.75]]
     assert delta["skipped"] == {"prompt": 3, "range": 1}
     assert delta["faults"] == {"exception": 1}

@@ -20,7 +20,9 @@ def test_rows_without_drafts_are_counted_once_by_their_first_reason() -> None:
     plan = DraftPlan(4, 7)
     plan.cap(0, 0, "prompt")
     plan.cap(1, 2, "request")
-    plan.cap_all(0, "unprofitable")
+    plan.skip_all("unprofitable")
+    plan.skip_all("fault")
     plan.cap(0, 0, "request")
+    plan.cap(2, 0, "request")
     assert plan.rows == []
     assert plan.skipped == {"prompt": 1, "unprofitable": 3}

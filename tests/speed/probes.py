@@ -10,11 +10,12 @@ _serving: dict[str, Any] = {}
 
 
 def begin(llm: Any, prompts: list[str], tokens: int, at_once: int) -> None:
-    """Prompts to be served by `serve`, `at_once` of them at any time, each with `tokens`, a quarter fewer or more.
+    """Prompts to be served by `serve`, `at_once` of them at any time, each with `tokens`, a quarter fewer to more.
 
-    On a server requests come and go one by one. Of one length plain decoding alone would have its prompts all together.
+    On a server requests come and go one by one. Of like lengths plain decoding alone would have prompts several at a
+    time, as requests with drafts part.
     """
-    lengths = [tokens * (3 + number % 3) // 4 for number in range(len(prompts))]
+    lengths = [tokens * 3 // 4 + 37 * number % (tokens // 2 + 1) for number in range(len(prompts))]
     _serving.update(waiting=list(zip(prompts, lengths, strict=True)), running={}, at_once=at_once)
 
 

@@ -21,6 +21,8 @@ class ContextProjection:
     def __init__(self, layers: Sequence[DraftAttention]) -> None:
         first = layers[0]
         self.layers = layers
+        self.stale = False
+        """Whether the layers' weights have changed since they were copied."""
         self.shape = (len(layers), 2, first.num_kv_heads, first.head_dim)
         self.eps = first.k_norm.variance_epsilon
         self.rotary = first.rotary_emb
@@ -46,6 +48,24 @@ class ContextProjection:
             return None
         weight, self.weight = ops.fold_hidden_norm(self.weight, hidden_norm), None
         return weight
+
+    def refresh(self, folded: torch.Tensor | None, hidden_norm: torch.Tensor) -> torch.Tensor | None:
+        """Copy the layers' weights anew, into the same memory as captured graphs read it: -> what `folded` is now.
+
+        None where the weights are no longer plain: calls go by each layer's own. Raises what torch does of weights that
+        are not there yet, in the midst of an update.
+        """
+        new = ContextProjection(self.layers)
+        self.k_norm.copy_(new.k_norm)
+        if self.bias is not None and new.bias is not None:
+            self.bias.copy_(new.bias)
+        if folded is not None:
+            weight = new.folded(hidden_norm)
+            folded = None if weight is None else folded.copy_(weight)
+        elif self.weight is not None:
+            self.weight = None if new.weight is None else self.weight.copy_(new.weight)
+        self.stale = False
+        return folded
 
     def __call__(self, features: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """features c [T, H], positions [T] int64 -> (K, V), each [L, T, nkv, hd] in c's dtype."""

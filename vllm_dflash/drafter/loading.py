@@ -22,11 +22,11 @@ OUTSIDE_MODEL = ("lm_head.", "d2t")
 OPTIONAL = ("_scale", "_scale_inv", "_zero_point", "_g_idx")
 
 
-def load_into(drafter: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+def load_into(drafter: nn.Module, weights: Iterable[tuple[str, torch.Tensor]], complete: bool = True) -> set[str]:
     """Load (name, tensor) pairs in the published names, sharded over tensor parallel ranks; returns the names filled.
 
     `t2d`, the inverse of `d2t`, and stored rotary frequencies are ignored. Raises ValueError naming tensors without a
-    parameter, and parameters that no tensor filled.
+    parameter and, where they are to be complete, parameters that no tensor filled.
     """
     parameters = dict(drafter.named_parameters())
     filled: set[str] = set()
@@ -54,7 +54,7 @@ def load_into(drafter: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -
         else:
             loader(parameter, tensor, shard)
         filled.add(name)
-    missing = sorted(n for n in set(parameters) - filled if not n.endswith(OPTIONAL))
+    missing = sorted(n for n in set(parameters) - filled if not n.endswith(OPTIONAL)) if complete else []
     if unknown or missing:
         raise ValueError(
             f"The draft checkpoint does not fit the drafter: tensors without a place {unknown or 'none'}, "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drafter as vLLM loads it: DFlash and DFlash 2 (arXiv 2602.06036; DFlash 2 announcement)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
@@ -133,6 +133,8 @@ class DFlashDrafter(nn.Module):
             soft_cap=config.softcap,
         )
         self.context: ContextProjection | None = None
+        self.on_failed_load: Callable[[Exception], None] = lambda error: None
+        """Told of what is raised where weights are loaded after the start."""
         # Before the target's are shared, and before a CPU packs them out of sight.
         self.own_weights_bytes = sum(parameter.nbytes for parameter in self.parameters())
         # What torch.compile was given as the most rows of a step; a draft step may have more (vllm#53970).
@@ -154,6 +156,14 @@ class DFlashDrafter(nn.Module):
         """
         covered: int = self.attention_layers()[0].rotary_emb.cos_sin_cache.shape[0]
         return covered if self.extended else min(covered, self.draft_config.max_position_embeddings)
+
+    def share(self, embed_tokens: nn.Module | None = None, lm_head: nn.Module | None = None) -> None:
+        """Use the target's, and leave them the target's: no submodules, so that new weights for the drafter, or a
+        failure to load them, never touch them."""
+        if embed_tokens is not None:
+            vars(self.model)["embed_tokens"] = embed_tokens
+        if lm_head is not None:
+            vars(self)["lm_head"] = lm_head
 
     def attention_layers(self) -> list[DraftAttention]:
         """The attention of every layer, in order."""
@@ -241,8 +251,20 @@ class DFlashDrafter(nn.Module):
         )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """All of the checkpoint's at the start; later, from a trainer, any of them."""
+        if self.context is not None:
+            return self._update_weights(weights)
         loaded = load_into(self, weights)
         if self.checkpoint.mask_embedding is not None:
             self.model.mask_embedding = self.checkpoint.mask_embedding.to(self.model.norm.weight)
         self.context = ContextProjection(self.attention_layers())
         return loaded
+
+    def _update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        assert self.context is not None
+        self.context.stale = True
+        try:
+            return load_into(self, weights, complete=False)
+        except Exception as error:
+            self.on_failed_load(error)
+            raise

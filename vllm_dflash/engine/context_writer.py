@@ -63,6 +63,8 @@ class ContextWriter:
     def write(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """features [T, H] after fc, positions [T] int64, slots [T] or [L, T] int64; slot -1 writes nothing."""
         caches, projection = self.caches, self.projection
+        if projection.stale:
+            self.folded = projection.refresh(self.folded, self.hidden_norm.weight)
         if caches is None:
             keys, values = projection(self.hidden_norm(features), positions)
             for index, layer in enumerate(self.layers):

@@ -351,15 +351,6 @@ SEAMS = (
     ),
     Seam(
         "vllm.v1.sample.sampler",
-        "Sampler.greedy_sample",
-        ("logits",),
-        None,
-        "worker",
-        "a greedy step without drafts is sampled as by stock",
-        "v1",
-    ),
-    Seam(
-        "vllm.v1.sample.sampler",
         "Sampler.apply_temperature",
         ("logits", "temp", "all_random"),
         None,

@@ -93,6 +93,7 @@ class Exporter:
             "q_bytes": gauge("draft_q_bytes", "Bytes of drafts and their q between two steps of a full batch."),
         }
         self.info = gauge("info", "1, with what runs in the labels.", *INFO_LABELS)
+        self._children: dict[tuple[Any, ...], Any] = {}
         for engine in engines:
             self._start_at_zero(str(engine))
 
@@ -116,16 +117,18 @@ class Exporter:
         at = self.model_name, str(engine)
         for workload, pairs in delta.get("verified", {}).items():
             self._verified(at, workload, pairs)
+        if "undrafted" in delta:
+            self._child(self.block_length, *at).add(0, delta["undrafted"])
         for stage, seconds in delta.get("seconds", ()):
-            self.stages[stage].labels(*at).observe(seconds)
+            self._child(self.stages[stage], *at).observe(seconds)
         for reason, count in delta.get("skipped", {}).items():
-            self.skipped.labels(*at, reason).inc(count)
+            self._child(self.skipped, *at, reason).inc(count)
         for kind, count in delta.get("faults", {}).items():
             self.faults.labels(*at, kind).inc(count)
         if "restored" in delta:
             self.restored.labels(*at).inc(delta["restored"])
         if "speedup" in delta:
-            self.speedup.labels(*at).set(delta["speedup"])
+            self._child(self.speedup, *at).set(delta["speedup"])
         if "enabled" in delta:
             self.enabled.labels(*at).set(delta["enabled"])
         facts: dict[str, Any] = delta.get("facts", {})
@@ -135,10 +138,18 @@ class Exporter:
         if "info" in facts:
             self.info.labels(*at, *(str(facts["info"].get(label, "")) for label in INFO_LABELS)).set(1)
 
+    def _child(self, metric: Any, *labels: str) -> Any:
+        """metric.labels(*labels), which costs as much as what is done with it, several times a step."""
+        key = metric, *labels
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
+
     def _verified(self, at: tuple[str, str], workload: str, pairs: Iterable[tuple[int, int, int]]) -> None:
         drafted_at = [0] * (self.drafts + 1)
         accepted_at = [0] * (self.drafts + 1)
-        lengths, block = self.acceptance_length.labels(*at, workload), self.block_length.labels(*at)
+        lengths, block = self._child(self.acceptance_length, *at, workload), self._child(self.block_length, *at)
         for drafted, accepted, requests in pairs:
             block.add(drafted, requests)
             if drafted:
@@ -150,7 +161,7 @@ class Exporter:
             for position in range(self.drafts, 0, -1):
                 reaching += ends[position]
                 if reaching:
-                    counters.labels(*at, str(position), workload).inc(reaching)
+                    self._child(counters, *at, str(position), workload).inc(reaching)
 
 
 def unregister() -> None:

@@ -14,7 +14,8 @@ from vllm_dflash.spec_decode.timing import Timing
 Delta = dict[str, Any]
 """What `take` gives, of plain types that msgpack and pickle carry; a key is missing where there is nothing to say.
 
-verified: {workload: [[drafted, accepted, requests], ...]}, one entry a pair that occurred.
+verified: {workload: [[drafted, accepted, requests], ...]}, one entry a pair that occurred. undrafted: requests a step
+that had nothing to verify.
 seconds: [[stage, seconds], ...], one entry a stage and step. skipped, faults: {reason or kind: n}. restored: positions.
 enabled: 0 or 1. speedup: ratio. facts: see `Recorder.facts`.
 """
@@ -38,6 +39,7 @@ class Recorder:
         self.facts = facts or {}
         self.speedup = Speedup()
         self._verified: Counter[tuple[str, int, int]] = Counter()
+        self._undrafted = 0
         self._seconds: dict[tuple[int, str], float] = {}
         self._skipped: Counter[str] = Counter()
         self._takes = 0
@@ -45,8 +47,11 @@ class Recorder:
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         requests = len(outcome.request_ids)
-        labels = map(self.workload_of, outcome.request_ids)
-        self._verified.update(zip(labels, outcome.drafted, outcome.accepted, strict=True))
+        if any(outcome.drafted):
+            labels = map(self.workload_of, outcome.request_ids)
+            self._verified.update(zip(labels, outcome.drafted, outcome.accepted, strict=True))
+        else:
+            self._undrafted += requests
         self._skipped.update(outcome.skipped)
         if requests:
             self.speedup.tokens(outcome.step, requests, requests + sum(outcome.accepted))
@@ -68,6 +73,8 @@ class Recorder:
                 verified.setdefault(workload, []).append([drafted, accepted, requests])
             delta["verified"] = verified
             self._verified.clear()
+        if self._undrafted:
+            delta["undrafted"], self._undrafted = self._undrafted, 0
         if self._seconds:
             delta["seconds"] = [[stage, seconds] for (_, stage), seconds in self._seconds.items()]
             self._seconds = {}

@@ -15,28 +15,28 @@ class DraftPlan:
         self.drafts = drafts
         self.lengths = [drafts] * count
         self._reasons: dict[int, str] = {}
+        self._for_all: str | None = None
 
     def cap(self, row: int, length: int, reason: str) -> None:
         """At most `length` drafts for a row. The first reason that leaves none is the one that is counted."""
         self.lengths[row] = min(self.lengths[row], max(length, 0))
-        if not self.lengths[row]:
+        if not self.lengths[row] and self._for_all is None:
             self._reasons.setdefault(row, reason)
 
-    def cap_all(self, length: int, reason: str) -> None:
-        for row in range(len(self.lengths)):
-            self.cap(row, length, reason)
-
     def skip_all(self, reason: str) -> None:
-        """No drafts for anybody: `cap_all` with 0, quicker, as most steps are such where drafting does not pay."""
-        self._reasons = {**dict.fromkeys(range(len(self.lengths)), reason), **self._reasons}
+        """No drafts for anybody, quickly: most steps are such where drafting does not pay."""
         self.lengths = [0] * len(self.lengths)
+        self._for_all = self._for_all or reason
 
     @property
     def rows(self) -> list[int]:
         """The rows that get drafts."""
-        return [row for row, length in enumerate(self.lengths) if length]
+        return [] if self._for_all else [row for row, length in enumerate(self.lengths) if length]
 
     @property
     def skipped(self) -> dict[str, int]:
         """Rows that get none, by reason."""
-        return dict(Counter(self._reasons.values()))
+        counts = Counter(self._reasons.values())
+        if self._for_all and len(self._reasons) < len(self.lengths):
+            counts[self._for_all] += len(self.lengths) - len(self._reasons)
+        return dict(counts)

@@ -158,8 +158,10 @@ class SpecDecodeWorker:
     def end_step(self, decoding: Sequence[str]) -> None:
         """Call it after each step, drafted or not. decoding: ids of the requests past their prompt in this step."""
         self._readback.poll()
-        plain = [request_id for request_id in decoding if request_id not in self._verified]
-        self._verified = set()
+        plain = decoding
+        if self._verified:
+            plain = [request_id for request_id in decoding if request_id not in self._verified]
+            self._verified = set()
         if plain or self.tally.skipped:
             none = [0] * len(plain)
             self._tell(StepOutcome(plain, none, none, self._skipped(), self.clock.step))

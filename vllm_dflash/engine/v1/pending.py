@@ -7,7 +7,7 @@ A few rows a step cost the drafter's context weights as much memory traffic as a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,16 @@ from vllm_dflash.engine.v1.attention import DraftAttentionGroups
 ROWS = 128
 # Steps that rows are kept at most.
 STEPS = 64
+
+
+class _Kept(NamedTuple):
+    """A step: its B requests, the positions of their rows, one each, and of these the taps and, a group, the slots."""
+
+    request_ids: list[str]
+    positions: list[int]
+    taps: list[torch.Tensor]
+    slots: list[torch.Tensor]
+    rotary_positions: torch.Tensor | None
 
 
 class PendingContext:
@@ -33,26 +43,22 @@ class PendingContext:
         drafter: DFlashDrafter,
         attention: DraftAttentionGroups,
         max_requests: int,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.drafter = drafter
         self.attention = attention
+        self.device = device
         specs = [group.stock.kv_cache_spec for group in attention.groups]
         windows = [getattr(spec, "sliding_window", None) or STEPS + 1 for spec in specs]
         self.most_steps = min(STEPS, min(windows) - 1)
-        capacity = max(ROWS, max_requests)
-        self.features = torch.empty(capacity, drafter.feature_size, dtype=dtype, device=device)
-        self.positions = torch.empty(capacity, dtype=torch.int64, device=device)
-        self.slots = [torch.empty(capacity, dtype=torch.int64, device=device) for _ in attention.groups]
+        self.most_rows = max(ROWS, max_requests)
         self.rows = 0
         self.members: set[str] = set()
-        self.steps: list[tuple[list[str], list[int]]] = []
-        """A step: its requests and their rows' positions, one each."""
+        self.steps: list[_Kept] = []
 
     def has_room(self, rows: int) -> bool:
         """Whether a step of so many rows may still be kept."""
-        return self.rows + rows <= self.features.shape[0] and len(self.steps) < self.most_steps
+        return self.rows + rows <= self.most_rows and len(self.steps) < self.most_steps
 
     @property
     def is_due(self) -> bool:
@@ -62,33 +68,43 @@ class PendingContext:
     def keep(
         self,
         taps: Sequence[torch.Tensor],
-        positions: torch.Tensor,
         block_tables: Any,
         request_ids: list[str],
-        host_positions: list[int],
+        positions: list[int],
+        rotary_positions: torch.Tensor | None = None,
     ) -> None:
-        """One row of each request: taps, F of [B, Ht], at positions [B]. block_tables: the runner's, with the slots of
-        this step's rows."""
-        first, self.rows = self.rows, self.rows + len(request_ids)
-        torch.cat(list(taps), dim=-1, out=self.features[first : self.rows])
-        self.positions[first : self.rows] = positions
-        for group, slots in zip(self.attention.groups, self.slots, strict=True):
-            slots[first : self.rows] = block_tables[group.kv_cache_gid].slot_mapping.gpu[: len(request_ids)]
+        """One row of each request: taps, F of [>= B, Ht], at `positions`. block_tables: the runner's, with the slots of
+        this step's rows. rotary_positions: [>= B] int64, where they are others."""
+        count = len(request_ids)
+        self.rows += count
+        # The memory of a captured graph is the next step's too; what a CPU's step computed is its own.
+        if self.device.type != "cpu":
+            taps = [torch.cat([tap[:count] for tap in taps], dim=-1)]
+        if rotary_positions is not None:
+            rotary_positions = rotary_positions[:count].clone()
+        slots = [block_tables[group.kv_cache_gid].slot_mapping.gpu[:count].clone() for group in self.attention.groups]
         if not self.steps:
             self.members = set(request_ids)
-        self.steps.append((list(request_ids), host_positions))
+        self.steps.append(_Kept(list(request_ids), positions, list(taps), slots, rotary_positions))
 
     def write(self) -> None:
         """The draft KV of all rows that are kept; kept they are still."""
-        rows = self.rows
-        features = self.drafter.combine_hidden_states(self.features[:rows])
-        self.attention.write_slots(features, self.positions[:rows], [slots[:rows] for slots in self.slots])
+        steps = self.steps
+        taps = [torch.cat([tap[: len(step.request_ids)] for tap in step.taps], dim=-1) for step in steps]
+        features = self.drafter.combine_hidden_states(torch.cat(taps))
+        if steps[0].rotary_positions is None:
+            positions = torch.tensor([position for step in steps for position in step.positions])
+            positions = positions.to(self.device, non_blocking=True)
+        else:
+            positions = torch.cat([step.rotary_positions for step in steps])
+        slots = [torch.cat(of_group) for of_group in zip(*(step.slots for step in steps), strict=True)]
+        self.attention.write_slots(features, positions, slots)
 
     def spans(self) -> dict[str, tuple[int, int]]:
         """The positions [first, end) that are kept of each request."""
         spans: dict[str, tuple[int, int]] = {}
-        for request_ids, positions in self.steps:
-            for request_id, position in zip(request_ids, positions, strict=True):
+        for step in self.steps:
+            for request_id, position in zip(step.request_ids, step.positions, strict=True):
                 spans[request_id] = spans.get(request_id, (position, 0))[0], position + 1
         return spans
 

@@ -53,6 +53,7 @@ class Proposer(DFlashProposer):
         self.users_limit = self.speculative_config.max_model_len or self.max_model_len
         self.requests = RequestTable()
         self.batch = StepBatch([], [], False)
+        self.asked: dict[str, int] = {}
         self.input_ids = torch.zeros(rows, dtype=torch.int32, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
 
@@ -78,6 +79,7 @@ class Proposer(DFlashProposer):
         self.draft_range = min(self.model.position_range, self.users_limit)
         self.faults = FaultGuard(self.worker.tally)
         self.worker.on_non_finite = self._non_finite
+        self.model.on_failed_load = self.faults.failed_load
         if self.vllm_config.parallel_config.tensor_parallel_size > 1:
             self.worker.hear_alike()
         self.runner.effective_drafter_max_model_len = self.max_model_len + self.worker.drafts + 1
@@ -95,11 +97,11 @@ class Proposer(DFlashProposer):
         if self.model.has_own_embed_tokens:
             return
         inner: Any = target_language_model.model
-        self.model.model.embed_tokens = inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embedding
+        self.model.share(embed_tokens=inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embedding)
 
     def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
         if not self.model.has_own_lm_head:
-            self.model.lm_head = target_language_model.lm_head
+            self.model.share(lm_head=target_language_model.lm_head)
 
     def initialize_attn_backend(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
@@ -118,8 +120,7 @@ class Proposer(DFlashProposer):
         self.block_size = self.attention.groups[0].block_size
         self.context = DraftContext(self.runner, *self.attention.longest_group(kv_cache_config))
         max_seqs = self.vllm_config.scheduler_config.max_num_seqs
-        dtype = self.model.model.norm.weight.dtype
-        self.pending = PendingContext(self.model, self.attention, max_seqs, dtype, self.device)
+        self.pending = PendingContext(self.model, self.attention, max_seqs, self.device)
         # Data-parallel ranks run their forwards in step, so there every rank drafts for all.
         self.in_step = self.vllm_config.parallel_config.data_parallel_size > 1
         # An asynchronous scheduler has planned drafts for all, and a KV connector saves blocks as the step ends.
@@ -161,9 +162,9 @@ class Proposer(DFlashProposer):
 
         if planned:
             # This step's rows go with those of the steps before it.
-            self._keep([target_hidden_states], positions, request_ids)
+            self._keep([target_hidden_states], request_ids)
             if not self.write_pending():
-                self.plan.cap_all(0, "fault")
+                self.plan.skip_all("fault")
         else:
             self._tidy(request_ids)
             bounds = self.context.bounds(request_ids, cad, num_rejected_tokens_gpu is not None)
@@ -235,8 +236,7 @@ class Proposer(DFlashProposer):
         self._count_skipped()
         if not enabled:
             return True
-        positions = self.runner._get_positions(rows)
-        self._keep([tap[:rows] for tap in taps], positions if positions.dim() == 1 else positions[0], request_ids)
+        self._keep(taps, request_ids)
         if self.pending.is_due:
             self.write_pending()
         return True
@@ -245,8 +245,12 @@ class Proposer(DFlashProposer):
         for reason, count in self.plan.skipped.items():
             self.worker.tally.skip(reason, count)
 
-    def _keep(self, taps: Sequence[torch.Tensor], positions: torch.Tensor, request_ids: list[str]) -> None:
-        self.pending.keep(taps, positions, self.runner.input_batch.block_table, request_ids, self.batch.computed)
+    def _keep(self, taps: Sequence[torch.Tensor], request_ids: list[str]) -> None:
+        several = self.runner.uses_mrope
+        rotary_positions = self.runner._get_positions(len(request_ids))[0] if several else None
+        self.pending.keep(
+            taps, self.runner.input_batch.block_table, request_ids, self.batch.computed, rotary_positions
+        )
 
     def write_pending(self) -> bool:
         """Writes the context that is kept, if any; False: it could not be, and nobody will attend to it."""
@@ -282,17 +286,24 @@ class Proposer(DFlashProposer):
         # Rows without a sampled token are in the midst of their prompt.
         for row in self.batch.without_token:
             plan.cap(row, 0, "prompt")
-        for row, request_id in enumerate(request_ids):
-            options = self.requests.options(request_id, self.runner.requests[request_id].sampling_params)
-            if options.max_draft_tokens is not None:
-                plan.cap(row, options.max_draft_tokens, "request")
+        if not self.pending.steps:  # else the requests are those of the step before
+            self.asked = self._asked(request_ids)
+        for row, request_id in enumerate(request_ids if self.asked else ()):
+            if request_id in self.asked:
+                plan.cap(row, self.asked[request_id], "request")
         if bounds is None:
-            plan.cap_all(0, "fault")
+            plan.skip_all("fault")
         else:
             self.context.cap(plan, request_ids, bounds, self.limit, self.attention)
         self.lengths.cap(plan, request_ids, target_rows, bool(self.batch.without_token))
         self.plan = plan
         return plan
+
+    def _asked(self, request_ids: list[str]) -> dict[str, int]:
+        """The most drafts of those that asked for fewer."""
+        requests = self.runner.requests
+        options = ((name, self.requests.options(name, requests[name].sampling_params)) for name in request_ids)
+        return {name: one.max_draft_tokens for name, one in options if one.max_draft_tokens is not None}
 
     def _non_finite(self, bad: list[str], requests: int) -> None:
         """Of so many drafted requests these came out as NaN or infinite: their context so far is not used again."""

@@ -18,6 +18,7 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_dflash.engine.v1.logits import add_bias, apply_min_p
+from vllm_dflash.spec_decode.verification import most_likely
 
 if TYPE_CHECKING:
     from vllm_dflash.engine.v1.proposer import Proposer
@@ -31,6 +32,7 @@ class SparseRejectionSampler(RejectionSampler):
     def __init__(self, sampler: Any, spec_config: Any = None, device: torch.device | None = None) -> None:
         super().__init__(sampler, spec_config, device)
         self.standard = spec_config is not None and spec_config.rejection_sample_method == "standard"
+        self._plain_sampling: SamplingMetadata | None = None
 
     def attach(self, proposer: Proposer) -> None:
         # Not a submodule: the proposer holds the runner, and the runner holds this sampler.
@@ -46,11 +48,13 @@ class SparseRejectionSampler(RejectionSampler):
         """logits [N + B, V]; -> sampled_token_ids [B, max drafts + 1] int32, -1 padded, and logprobs where asked."""
         if self.proposer is None or draft_probs is not None or not self.standard:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
-        if self._untouched(sampling_metadata):
+        # The runner makes other metadata when requests come or go, and only then anybody may ask for more.
+        if sampling_metadata is self._plain_sampling or self._untouched(sampling_metadata):
+            self._plain_sampling = sampling_metadata
             if sampling_metadata.all_greedy and self._nothing_to_judge(metadata):
                 with self.proposer.worker.clock.stage("verify", rows=logits.shape[0]):
-                    token_ids = self.sampler.greedy_sample(logits.to(torch.float32))
-                return SamplerOutput(sampled_token_ids=token_ids.to(torch.int32).unsqueeze(1), logprobs_tensors=None)
+                    token_ids = most_likely(logits)
+                return SamplerOutput(sampled_token_ids=_with_a_token(token_ids), logprobs_tensors=None)
             inputs = self.proposer.verify_inputs(
                 metadata,
                 logits,

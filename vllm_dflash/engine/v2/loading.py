@@ -37,9 +37,9 @@ def load_drafter(target: nn.Module, vllm_config: VllmConfig, non_causal: bool) -
     if hasattr(target, "get_language_model"):
         language = language.get_language_model()
     if not drafter.has_own_embed_tokens:
-        drafter.model.embed_tokens = _embeddings(language)
+        drafter.share(embed_tokens=_embeddings(language))
     if not drafter.has_own_lm_head:
-        drafter.lm_head = getattr(language, "lm_head", None) or target.lm_head
+        drafter.share(lm_head=getattr(language, "lm_head", None) or target.lm_head)
     return drafter
 
 

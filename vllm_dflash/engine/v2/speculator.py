@@ -127,6 +127,7 @@ class Speculator(DFlashSpeculator):
         self.lengths = StepLengths(self.worker, self.vllm_config)
         self.faults = FaultGuard(self.worker.tally)
         self.worker.on_non_finite = self._non_finite
+        model.on_failed_load = self.faults.failed_load
         return model
 
     def follow(self, scheduler_output: Any) -> int:
