@@ -5,7 +5,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
-from vllm_dflash.engine.limits import state_slots_warning, token_budget_warning
+from vllm_dflash.engine.limits import scheduled_rows_warning, state_slots_warning, token_budget_warning
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,19 @@ from vllm_dflash.engine.limits import state_slots_warning, token_budget_warning
 )
 def test_the_token_budget_names_the_value_that_fits(batched, seqs, drafts, words):
     warning = token_budget_warning(batched, seqs, drafts)
+    assert warning is None if words is None else warning is not None and warning.endswith(words)
+
+
+@pytest.mark.parametrize(
+    "scheduled, seqs, drafts, words",
+    [
+        (2048, 256, 7, None),
+        (2047, 256, 7, "Set --max-num-scheduled-tokens 2048, or --max-num-seqs 255."),
+        (5, 4, 7, "Set --max-num-scheduled-tokens 32, or draft fewer tokens."),
+    ],
+)
+def test_a_limit_of_its_own_for_the_rows_of_a_step(scheduled, seqs, drafts, words):
+    warning = scheduled_rows_warning(scheduled, seqs, drafts)
     assert warning is None if words is None else warning is not None and warning.endswith(words)
 
 

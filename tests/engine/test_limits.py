@@ -7,6 +7,7 @@ from vllm.config import ReasoningConfig
 from tests.engine.drafts import check_drafts
 from tests.engine.prompts import tiny_prompts
 from tests.support.checkpoints import DrafterShape
+from tests.support.engine_process import engine_core
 
 pytestmark = pytest.mark.engine
 
@@ -103,6 +104,26 @@ def test_drafts_go_on_past_the_trained_range_where_that_is_asked_for(serving, ma
     assert all(step.drafts for trace in traces.values() for step in trace.steps)
 
 
+_rows: list[int] = []
+
+
+def watch_rows(llm) -> None:
+    """From now on keeps the rows of each step."""
+    scheduler = engine_core(llm).scheduler
+    stock = scheduler.update_from_output
+
+    def update(scheduler_output, output):
+        _rows.append(scheduler_output.total_num_scheduled_tokens)
+        return stock(scheduler_output, output)
+
+    _rows.clear()
+    scheduler.update_from_output = update
+
+
+def most_rows(llm) -> int:
+    return max(_rows)
+
+
 def test_a_token_budget_that_is_too_small_is_told_with_the_right_one(serving, trained):
     """vllm#53970, vllm#51256: requests waited for one another without a word, or the engine read out of range."""
     serving.needs_plugin("a warning at start-up")
@@ -117,6 +138,18 @@ def test_a_token_budget_that_is_too_small_is_told_with_the_right_one(serving, tr
     assert [output.token_ids for output in engine.generate(prompts, greedy)] == plain
     assert "take 24 x 15 = 360 a step: more than 6 of them wait" in engine.printed()
     assert "Set --max-num-batched-tokens 360, or --max-num-seqs 6." in engine.printed()
+    told = engine.printed().count("wait for one another")
+    # Of rows alone 24 x 8 = 192 are enough: all requests verify all their drafts in one step.
+    enough = small | {"max_num_batched_tokens": 360, "max_num_scheduled_tokens": 192}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **enough)
+    engine.probe(watch_rows)
+    assert [output.token_ids for output in engine.generate(prompts, greedy)] == plain
+    assert engine.probe(most_rows) == 192
+    assert engine.printed().count("wait for one another") == told
+    scarce = enough | {"max_num_scheduled_tokens": 100}
+    engine.start(pair.target, pair.drafter, speculative={"num_speculative_tokens": 7}, **scarce)
+    assert [output.token_ids for output in engine.generate(prompts, greedy)] == plain
+    assert "Set --max-num-scheduled-tokens 192, or --max-num-seqs 12." in engine.printed()
 
 
 @pytest.mark.slow

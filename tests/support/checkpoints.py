@@ -14,7 +14,15 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from tests.support.tokenizers import BOS_ID, EOS_ID, PAD_ID, save_tokenizer
 
@@ -29,7 +37,7 @@ class TargetShape:
     current one only, which a drafter can learn in seconds; at 1 it hangs on everything.
     """
 
-    family: Literal["qwen3", "llama"] = "qwen3"
+    family: Literal["qwen3", "llama", "qwen3_next"] = "qwen3"
     vocab_size: int = 128
     hidden_size: int = 64
     num_layers: int = 4
@@ -102,9 +110,33 @@ class Pair:
     drafter_shape: DrafterShape = field(repr=False)
 
 
-def target_config(shape: TargetShape) -> Qwen3Config | LlamaConfig:
-    config_class = {"qwen3": Qwen3Config, "llama": LlamaConfig}[shape.family]
+# Every fourth layer of qwen3_next has attention, the others a state.
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen3_next": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            # vLLM looks for one layer of experts at least: the last.
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "decoder_sparse_step": 4,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+}
+
+
+def target_config(shape: TargetShape) -> Qwen3Config | LlamaConfig | Qwen3NextConfig:
+    config_class, _, more = FAMILIES[shape.family]
     return config_class(
+        **more,
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.num_layers,
@@ -126,7 +158,7 @@ def make_target(directory: Path, shape: TargetShape = TargetShape()) -> Path:
     """Writes a random target with its tokenizer and returns its directory."""
     generator = torch.Generator().manual_seed(shape.seed)
     config = target_config(shape)
-    model_class = {"qwen3": Qwen3ForCausalLM, "llama": LlamaForCausalLM}[shape.family]
+    _, model_class, _ = FAMILIES[shape.family]
     with torch.random.fork_rng():
         torch.manual_seed(shape.seed)
         model: PreTrainedModel = model_class(config).to(torch.float32)
@@ -137,7 +169,8 @@ def make_target(directory: Path, shape: TargetShape = TargetShape()) -> Path:
                 weight.mul_(shape.mixing)
         sample = torch.randint(0, shape.vocab_size, (4, 32), generator=generator)
         spread = model(sample).logits.std()
-        final = model.get_parameter("model.norm.weight")
+        # Zero-centred where the target has states, so there the head is scaled.
+        final = model.get_parameter("lm_head.weight" if shape.family == "qwen3_next" else "model.norm.weight")
         final.mul_(shape.logit_std / spread)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
@@ -146,6 +179,8 @@ def make_target(directory: Path, shape: TargetShape = TargetShape()) -> Path:
 
 
 def _fill(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
+    if name.endswith(("A_log", "dt_bias")):
+        return
     if name.endswith("norm.weight"):
         weight.copy_(1 + 0.2 * torch.randn(weight.shape, generator=generator))
         return

@@ -2,7 +2,7 @@
 """The drafter as vLLM loads it: DFlash and DFlash 2 (arXiv 2602.06036; DFlash 2 announcement)."""
 
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -157,7 +157,7 @@ class DFlashDrafter(nn.Module):
         covered: int = self.attention_layers()[0].rotary_emb.cos_sin_cache.shape[0]
         return covered if self.extended else min(covered, self.draft_config.max_position_embeddings)
 
-    def share(self, embed_tokens: nn.Module | None = None, lm_head: nn.Module | None = None) -> None:
+    def share(self, embed_tokens: Any = None, lm_head: Any = None) -> None:
         """Use the target's, and leave them the target's: no submodules, so that new weights for the drafter, or a
         failure to load them, never touch them."""
         if embed_tokens is not None:

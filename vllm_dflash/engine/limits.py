@@ -22,6 +22,20 @@ def token_budget_warning(max_batched_tokens: int, max_seqs: int, drafts: int) ->
     )
 
 
+def scheduled_rows_warning(max_scheduled: int, max_seqs: int, drafts: int) -> str | None:
+    """The same of the rows that a step verifies, 1+K of each request, where they have a limit of their own."""
+    each = 1 + drafts
+    if max_scheduled >= max_seqs * each:
+        return None
+    fit = max_scheduled // each
+    return (
+        f"max_num_scheduled_tokens is {max_scheduled}, but {max_seqs} decoding requests (max_num_seqs) with {drafts} "
+        f"draft tokens have {max_seqs} x {each} = {max_seqs * each} rows a step: more than {fit} of them wait for one "
+        f"another. Set --max-num-scheduled-tokens {max_seqs * each}"
+        + (f", or --max-num-seqs {fit}." if fit else ", or draft fewer tokens.")
+    )
+
+
 def state_slots_warning(kv_cache_config: KVCacheConfig, max_seqs: int, drafts: int) -> str | None:
     """A hybrid target keeps 1+K states a speculating request: with too few slots, requests preempt each other."""
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
@@ -43,9 +57,10 @@ def state_slots_warning(kv_cache_config: KVCacheConfig, max_seqs: int, drafts: i
 def warnings(vllm_config: Any) -> list[str]:
     """What is known before the KV cache is made."""
     scheduler = vllm_config.scheduler_config
-    warning = token_budget_warning(
-        scheduler.max_num_batched_tokens,
-        scheduler.max_num_seqs,
-        vllm_config.speculative_config.num_speculative_tokens,
-    )
-    return [warning] if warning else []
+    drafts = vllm_config.speculative_config.num_speculative_tokens
+    found = [token_budget_warning(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, drafts)]
+    # vLLM sets it to max_num_batched_tokens unless the user did.
+    scheduled = scheduler.max_num_scheduled_tokens
+    if scheduled is not None and scheduled < scheduler.max_num_batched_tokens:
+        found.append(scheduled_rows_warning(scheduled, scheduler.max_num_seqs, drafts))
+    return [warning for warning in found if warning]

@@ -46,9 +46,9 @@ class TargetCost:
     def seconds(self, rows: int) -> float | None:
         """None while one bucket alone has been measured, unless it is that of `rows`."""
         measured = self._buckets.get((rows - 1).bit_length())
-        points = sorted((mean_rows, mean_seconds) for mean_rows, mean_seconds, _ in self._buckets.values())
         if measured is not None:
             return measured[1]
+        points = sorted((mean_rows, mean_seconds) for mean_rows, mean_seconds, _ in self._buckets.values())
         if len(points) < 2:
             return None
         right = next((at for at, (count, _) in enumerate(points) if count >= rows), len(points) - 1)

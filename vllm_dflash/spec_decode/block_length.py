@@ -16,8 +16,8 @@ PLAIN = (0,) * len(LEVELS)
 # Another choice must promise this much more before it replaces the one in use: other drafts than now, plain decoding
 # instead of drafts, drafts instead of plain decoding (where the record is small, and only drafting makes it grow).
 HYSTERESIS, GIVING_UP, TAKING_UP = 0.006, 0.015, 0.002
-# Share of all time that trying drafts may lose while plain decoding looks better: of one request. Of n it is a third of
-# that and two thirds over the root of n, as a step of tries tells of all of them.
+# Share of all time that trying drafts may lose while plain decoding looks better: of one request. Of n it is 23 % of
+# that and the rest over n, as a step of tries tells of all of them.
 PROBE_SHARE = 0.006
 # As large a share is put by, up to so many steps of plain decoding, for the time after a change of load or requests.
 RESERVE = 6.0
@@ -50,7 +50,7 @@ STALE = 400
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
 DRAFTING_MEMORY, PROBING_MEMORY = 500.0, 200.0
-# Steps between two looks at the choice; the first while things change.
+# Steps between two looks at the choice; the first while things change and there is news.
 SOON, SELDOM = 2, 16
 
 
@@ -83,6 +83,7 @@ class BlockLength:
         self._step = 0
         self._decided = -SELDOM
         self._lively = 0
+        self._news = True
         self._probed = self._probe_at = 0
         self._plain = self._refreshed = 0
         self._patience = MOST_PATIENCE
@@ -93,18 +94,19 @@ class BlockLength:
         """Times of a step all of whose rows were decoded ones."""
         if self.fixed is not None or step.requests == 0:
             return
+        if step.rows == step.requests:
+            self._plain = self._step
         seconds = self.costs.observe(step)
         plain = self.costs.plain(self._load) or seconds
-        share = self._share_of(step.requests) * min(seconds, 2 * plain)
+        passed = min(seconds, 2 * plain)
+        share = self._share_of(step.requests) * passed
         if self.search.conceivable and not any(self.lengths) and (step.drafting or step.rows > step.requests):
             self.search.spend(self._step, step.requests, max(seconds / plain - 1, 0.0))
         few = _fewer(step.requests)
-        self._reserve = min(self._reserve + few * PROBE_SHARE * min(seconds, 2 * plain), few * RESERVE * plain)
+        self._reserve = min(self._reserve + few * PROBE_SHARE * passed, few * RESERVE * plain)
         # What was put by while nothing was worth trying is not for spending at once.
         if not any(self.lengths) and self._bank < max(self._dearest, 2 * plain):
             self._bank += share
-        if step.rows == step.requests:
-            self._plain = self._step
 
     def _share_of(self, requests: int) -> float:
         return SHARE if self.search.conceivable else PROBE_SHARE * _fewer(requests)
@@ -135,6 +137,7 @@ class BlockLength:
         """What became of a step's drafts, a request. beyond: see `Acceptance.observe`."""
         if self.fixed is None:
             probing = not any(self.lengths)
+            self._news = True
             self.search.verified(sum(map(bool, drafted)))
             aside = probing and not self.search.hopeful
             memory = PROBING_MEMORY if aside else DRAFTING_MEMORY
@@ -167,7 +170,8 @@ class BlockLength:
             self._probe_at = min(self._probe_at, self._probed + 3)
             self._lively = self._step + 40
             self._decided = self._step - SELDOM
-        if self._load is None or self._step - self._decided >= (SOON if self._step <= self._lively else SELDOM):
+        soon = self._step <= self._lively and (self._news or any(self.lengths))
+        if self._load is None or self._step - self._decided >= (SOON if soon else SELDOM):
             share = self.acceptance.meet(request_ids)
             if share > 0.5:
                 self.search.begin(self._step)
@@ -211,6 +215,7 @@ class BlockLength:
 
     def _decide(self, load: Load) -> None:
         self._decided = self._step
+        self._news = False
         value, lengths, drafting = self._best(load)
         if not any(n and m for n, m in zip(self.lengths, load.members, strict=True)):
             self.lengths = PLAIN
@@ -361,4 +366,4 @@ class BlockLength:
 
 
 def _fewer(requests: int) -> float:
-    return (1 + 2 / math.sqrt(requests)) / 3
+    return 0.23 + 0.77 / requests

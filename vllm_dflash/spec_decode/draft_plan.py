@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many drafts each request of a step gets, decided before anything is drawn."""
 
-from collections import Counter
-
 
 class DraftPlan:
     """Starts with K drafts for each of `count` requests; whoever knows a reason for fewer caps a row.
@@ -36,7 +34,10 @@ class DraftPlan:
     @property
     def skipped(self) -> dict[str, int]:
         """Rows that get none, by reason."""
-        counts = Counter(self._reasons.values())
-        if self._for_all and len(self._reasons) < len(self.lengths):
-            counts[self._for_all] += len(self.lengths) - len(self._reasons)
-        return dict(counts)
+        counts: dict[str, int] = {}
+        for reason in self._reasons.values():
+            counts[reason] = counts.get(reason, 0) + 1
+        rest = len(self.lengths) - len(self._reasons)
+        if self._for_all and rest:
+            counts[self._for_all] = counts.get(self._for_all, 0) + rest
+        return counts

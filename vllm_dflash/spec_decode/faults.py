@@ -51,7 +51,7 @@ class FaultGuard:
     def failed_load(self, error: BaseException) -> None:
         """New weights for the drafter of a running engine could not be loaded, or not all of them."""
         what = f"loading its new weights raised {type(error).__name__}: {error}"
-        self._count("load", what, error, "It may draft badly, or fail, until the server is restarted; no token is wrong")
+        self._count("load", what, error, "It may draft badly or fail until the server is restarted; no token is wrong")
 
     def _failed_step(self) -> None:
         self._in_a_row += 1

@@ -92,11 +92,12 @@ class PendingContext:
         steps = self.steps
         taps = [torch.cat([tap[: len(step.request_ids)] for tap in step.taps], dim=-1) for step in steps]
         features = self.drafter.combine_hidden_states(torch.cat(taps))
-        if steps[0].rotary_positions is None:
+        rotary_positions = [step.rotary_positions for step in steps if step.rotary_positions is not None]
+        if rotary_positions:
+            positions = torch.cat(rotary_positions)
+        else:
             positions = torch.tensor([position for step in steps for position in step.positions])
             positions = positions.to(self.device, non_blocking=True)
-        else:
-            positions = torch.cat([step.rotary_positions for step in steps])
         slots = [torch.cat(of_group) for of_group in zip(*(step.slots for step in steps), strict=True)]
         self.attention.write_slots(features, positions, slots)
 

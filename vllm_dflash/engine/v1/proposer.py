@@ -225,7 +225,8 @@ class Proposer(DFlashProposer):
             return False
         if not self.pending.has_room(rows):
             self.write_pending()
-        self._tidy(request_ids)
+        if not self.pending.steps:  # else the requests are those of the step before
+            self._tidy(request_ids)
         bounds: Bounds | None = [] if enabled else None
         if enabled and not self.context.all_unlimited(1 + max(self.batch.computed), self.limit):
             bounds = self.context.bounds(request_ids, cad, False)
