@@ -6,6 +6,7 @@ import random
 import pytest
 
 from vllm_dflash.spec_decode.measured_cost import Beside, MeasuredCost
+from vllm_dflash.spec_decode.step_costs import Load, Step, StepCosts
 
 
 def processor(rows: float, requests: int, context: float) -> float:
@@ -101,6 +102,23 @@ def test_what_drafting_takes_beside_the_draft_is_a_median_and_not_negative():
     for _ in range(3):
         beside.observe(-0.002, 8, 0.02)
     assert beside.seconds(8, 0.02) == 0.0
+
+
+def test_a_step_that_drafts_says_nothing_of_plain_decoding():
+    """Its host work and the context it writes once stood in the cost of plain steps, 3 of 18 ms, and drafts paid."""
+    costs = StepCosts(8)
+    for _ in range(3):
+        costs.observe(Step(0.015, 4, 4, 1000.0))
+    load = Load(4, 1000.0, (0, 0, 4, 0, 0))
+    for _ in range(20):
+        costs.observe(Step(0.021, 4, 4, 1000.0, 0.003, 32, 4))
+        costs.observe(Step(0.026, 12, 4, 1000.0, 0.003, 32, 4))
+    assert costs.plain(load) == pytest.approx(0.015)
+    assert costs.seconds(load, 4, 4) == pytest.approx(0.021)
+    assert costs.seconds(load, 12, 4) == pytest.approx(0.026, rel=0.03)
+    other = StepCosts(8)
+    other.observe(Step(0.021, 4, 4, 1000.0, 0.003, 32, 4))
+    assert other.plain(load) == 0.0
 
 
 def test_the_noise_of_long_steps_is_nothing_that_drafts_take_beside_short_ones():

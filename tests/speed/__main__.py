@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=["code", "prose"])
     parser.add_argument("--rounds", type=int, default=3, help="each with engines started anew")
     parser.add_argument("--tokens", type=int, default=128, help="a request, a quarter fewer or more")
-    parser.add_argument("--waves", type=int, default=8, help="requests a place, one behind the other")
+    parser.add_argument("--waves", type=int, default=4, help="requests a place, one behind the other")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     cells = [

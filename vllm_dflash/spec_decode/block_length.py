@@ -16,8 +16,8 @@ PLAIN = (0,) * len(LEVELS)
 # Another choice must promise this much more before it replaces the one in use: other drafts than now, plain decoding
 # instead of drafts, drafts instead of plain decoding (where the record is small, and only drafting makes it grow).
 HYSTERESIS, GIVING_UP, TAKING_UP = 0.006, 0.015, 0.002
-# Share of all time that trying drafts may lose while plain decoding looks better: of one request. Of n it is 23 % of
-# that and the rest over n, as a step of tries tells of all of them.
+# Share of all time that trying drafts may lose while plain decoding looks better: of one request. Of n it is a third of
+# that and two thirds over the root of n, as a step of tries tells of all of them.
 PROBE_SHARE = 0.006
 # As large a share is put by, up to so many steps of plain decoding, for the time after a change of load or requests.
 RESERVE = 6.0
@@ -85,7 +85,7 @@ class BlockLength:
         self._lively = 0
         self._news = True
         self._probed = self._probe_at = 0
-        self._plain = self._refreshed = 0
+        self._plain, self._refreshed = 0, -2
         self._patience = MOST_PATIENCE
         self._awaited = 0.0
         self.search = Search()
@@ -94,7 +94,7 @@ class BlockLength:
         """Times of a step all of whose rows were decoded ones."""
         if self.fixed is not None or step.requests == 0:
             return
-        if step.rows == step.requests:
+        if step.rows == step.requests and not step.drafting:
             self._plain = self._step
         seconds = self.costs.observe(step)
         plain = self.costs.plain(self._load) or seconds
@@ -189,7 +189,7 @@ class BlockLength:
             self._trial = self._neighbour(load)
             self.price = self.costs.row(load, self.most) * self._value(load, self.lengths)
             gain = 1 - self._value(load, PLAIN) / max(self._value(load, self.lengths), 1e-9)
-            self._patience = min(max(gain / PLAIN_SHARE, LEAST_PATIENCE), MOST_PATIENCE)
+            self._patience = min(max(2 * gain / PLAIN_SHARE, LEAST_PATIENCE), MOST_PATIENCE)
         load = self._load
         if not any(self.lengths):
             probe = self._probe(load, count)
@@ -198,6 +198,8 @@ class BlockLength:
             return [0] * count
         if self._step - max(self._plain, self._refreshed) > self._patience:
             self._refreshed = self._step
+        # The first of two verifies drafts still.
+        if self._step - self._refreshed < 2:
             return [0] * count
         lengths = self._trial or self.lengths
         return [lengths[self._levels.get(request_id, AVERAGE)] for request_id in request_ids]
@@ -366,4 +368,4 @@ class BlockLength:
 
 
 def _fewer(requests: int) -> float:
-    return 0.23 + 0.77 / requests
+    return (1 + 2 / math.sqrt(requests)) / 3

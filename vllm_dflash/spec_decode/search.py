@@ -16,7 +16,7 @@ TRIES = 3
 CLOSE, GAIN = 0.06, 0.03
 # Share of all time that may be lost so, put by up to so many steps of plain decoding: over the square of the requests,
 # and more for any number. The more requests, the more a step of tries tells, and the likelier the next are like these.
-COST, RESERVE = (0.045, 0.002), (60.0, 0.7)
+COST, RESERVE = (0.045, 0.003), (60.0, 1.0)
 # No step of tries is taken for more than so many steps of plain decoding: it may be an outlier.
 DEAREST = 8.0
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from vllm_dflash.spec_decode.measured_cost import Beside, MeasuredCost
 from vllm_dflash.spec_decode.pace import Pace
 
-# Samples from which on a cost tells about the machine's pace.
-KNOWN = 8
+# Samples from which on a cost tells about the machine's pace, and plain steps what drafting takes beside the draft.
+KNOWN, PLAIN_KNOWN = 8, 3
 
 
 @dataclass(slots=True)
@@ -66,10 +66,11 @@ class StepCosts:
         if step.drafting:
             self.draft.observe(step.draft_seconds / pace, step.draft_rows, step.drafting, step.draft_context)
         rest = max(seconds - step.draft_seconds / pace, 0.0)
-        plain = step.rows == step.requests
-        if step.drafting and plain and self.target.lately(step.rows, step.requests, step.context) >= KNOWN:
-            usual = self.target.seconds(step.rows, step.requests, step.context)
-            self.beside.observe(rest - usual, step.draft_rows, usual)
+        if step.drafting and step.rows == step.requests:
+            # It is no plain step: plain decoding would look as much dearer as this is, and drafts as if they paid.
+            if self.target.lately(step.rows, step.requests, step.context) >= PLAIN_KNOWN:
+                usual = self.target.seconds(step.rows, step.requests, step.context)
+                self.beside.observe(rest - usual, step.draft_rows, usual)
         else:
             rest = max(rest - self._beside(step.draft_rows, step.requests, step.context), 0.5 * rest)
             self.target.observe(rest, step.rows, step.requests, step.context)

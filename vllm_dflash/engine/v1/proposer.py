@@ -15,7 +15,6 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.dflash import DFlashProposer
-from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_dflash.drafter.model import DFlashDrafter
 from vllm_dflash.engine.limits import state_slots_warning
@@ -29,7 +28,7 @@ from vllm_dflash.engine.v1.metrics import V1Metrics
 from vllm_dflash.engine.v1.pending import PendingContext
 from vllm_dflash.engine.v1.step_batch import StepBatch
 from vllm_dflash.engine.worker_metrics import wanted
-from vllm_dflash.spec_decode import Anchors, DraftPlan, FaultGuard, SpecDecodeWorker, VerifyInputs
+from vllm_dflash.spec_decode import Anchors, DraftPlan, FaultGuard, SpecDecodeWorker
 
 logger = init_logger(__name__)
 
@@ -185,7 +184,7 @@ class Proposer(DFlashProposer):
 
         context_lens = cad.seq_lens if num_rejected_tokens_gpu is None else cad.seq_lens - num_rejected_tokens_gpu
         context_lens = context_lens.to(torch.int64)
-        seeds = self._seeds(sampling_metadata)
+        seeds = self.seeds(sampling_metadata)
         temperature = sampling_metadata.temperature
         anchors = Anchors(
             request_ids,
@@ -399,43 +398,7 @@ class Proposer(DFlashProposer):
             return drafts
         return [[token for token in row if token >= 0] for row in drafts.tolist()]
 
-    def verify_inputs(
-        self,
-        metadata: SpecDecodeMetadata,
-        logits: torch.Tensor,
-        sampling_metadata: SamplingMetadata,
-        draft_rows: torch.Tensor,
-        bonus_rows: torch.Tensor,
-        scaled: bool,
-    ) -> VerifyInputs:
-        """The runner's metadata of a verification as the worker takes it. scaled: logits are already over T."""
-        request_ids = self.runner.input_batch.req_ids
-        temperature = sampling_metadata.temperature
-        if temperature is None:
-            temperature = torch.zeros(len(request_ids), device=logits.device)
-        elif scaled:
-            temperature = (temperature > 0).to(torch.float32)
-        counts = metadata.num_draft_tokens
-        self.lengths.verified = sum(counts)
-        cu_drafts = nn.functional.pad(metadata.cu_num_draft_tokens.to(torch.int32), (1, 0))
-        per_request = torch.diff(cu_drafts)
-        anchor_rows = metadata.logits_indices[(metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)]
-        positions = self.runner._get_positions(anchor_rows.to(torch.int64))
-        seeds = self._seeds(sampling_metadata)
-        return VerifyInputs(
-            request_ids=request_ids,
-            counts=counts,
-            logits=logits,
-            draft_rows=draft_rows,
-            bonus_rows=bonus_rows,
-            draft_ids=metadata.draft_token_ids.to(torch.int64),
-            cu_drafts=cu_drafts,
-            temperature=temperature,
-            seeds=seeds,
-            anchor_positions=positions if positions.dim() == 1 else positions[0],
-        )
-
-    def _seeds(self, sampling_metadata: SamplingMetadata) -> torch.Tensor:
+    def seeds(self, sampling_metadata: SamplingMetadata) -> torch.Tensor:
         """Of the noise of this step's requests, [B] int64 on the device."""
         seed = self.vllm_config.model_config.seed
         seeds = request_seeds(self.runner.input_batch.req_ids, sampling_metadata.generators, seed)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
@@ -18,7 +19,7 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_dflash.engine.v1.logits import add_bias, apply_min_p
-from vllm_dflash.spec_decode.verification import most_likely
+from vllm_dflash.spec_decode.verification import VerifyInputs, most_likely
 
 if TYPE_CHECKING:
     from vllm_dflash.engine.v1.proposer import Proposer
@@ -55,7 +56,8 @@ class SparseRejectionSampler(RejectionSampler):
                 with self.proposer.worker.clock.stage("verify", rows=logits.shape[0]):
                     token_ids = most_likely(logits)
                 return SamplerOutput(sampled_token_ids=_with_a_token(token_ids), logprobs_tensors=None)
-            inputs = self.proposer.verify_inputs(
+            inputs = _verify_inputs(
+                self.proposer,
                 metadata,
                 logits,
                 sampling_metadata,
@@ -92,7 +94,8 @@ class SparseRejectionSampler(RejectionSampler):
         target = _constrain(target, metadata.num_draft_tokens, sampling_metadata)
 
         drafts, requests = target.shape[0], bonus.shape[0]
-        inputs = self.proposer.verify_inputs(
+        inputs = _verify_inputs(
+            self.proposer,
             metadata,
             torch.cat([target, bonus]),
             sampling_metadata,
@@ -148,6 +151,43 @@ class SparseRejectionSampler(RejectionSampler):
             if active:
                 return False
         return True
+
+
+def _verify_inputs(
+    proposer: Proposer,
+    metadata: SpecDecodeMetadata,
+    logits: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+    draft_rows: torch.Tensor,
+    bonus_rows: torch.Tensor,
+    scaled: bool,
+) -> VerifyInputs:
+    """The runner's metadata of a verification as the worker takes it. scaled: logits are already over T."""
+    request_ids = proposer.runner.input_batch.req_ids
+    temperature = sampling_metadata.temperature
+    if temperature is None:
+        temperature = torch.zeros(len(request_ids), device=logits.device)
+    elif scaled:
+        temperature = (temperature > 0).to(torch.float32)
+    counts = metadata.num_draft_tokens
+    proposer.lengths.verified = sum(counts)
+    cu_drafts = nn.functional.pad(metadata.cu_num_draft_tokens.to(torch.int32), (1, 0))
+    per_request = torch.diff(cu_drafts)
+    anchor_rows = metadata.logits_indices[(metadata.cu_num_sampled_tokens - per_request - 1).to(torch.int64)]
+    positions = proposer.runner._get_positions(anchor_rows.to(torch.int64))
+    seeds = proposer.seeds(sampling_metadata)
+    return VerifyInputs(
+        request_ids=request_ids,
+        counts=counts,
+        logits=logits,
+        draft_rows=draft_rows,
+        bonus_rows=bonus_rows,
+        draft_ids=metadata.draft_token_ids.to(torch.int64),
+        cu_drafts=cu_drafts,
+        temperature=temperature,
+        seeds=seeds,
+        anchor_positions=positions if positions.dim() == 1 else positions[0],
+    )
 
 
 def _constrain(logits: torch.Tensor, counts: list[int], sampling_metadata: SamplingMetadata) -> torch.Tensor:
