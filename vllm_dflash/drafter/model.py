@@ -132,6 +132,9 @@ class DFlashDrafter(nn.Module):
             scale=config.logit_multiplier,
             soft_cap=config.softcap,
         )
+        if self.checkpoint.mask_embedding is not None:
+            self.model.mask_embedding = self.checkpoint.mask_embedding.to(self.model.norm.weight)
+        self.started = False
         self.context: ContextProjection | None = None
         self.on_failed_load: Callable[[Exception], None] = lambda error: None
         """Told of what is raised where weights are loaded after the start."""
@@ -251,18 +254,20 @@ class DFlashDrafter(nn.Module):
         )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """All of the checkpoint's at the start; later, from a trainer, any of them."""
-        if self.context is not None:
+        """All of the checkpoint's at the start; later, from a trainer, those of whole modules."""
+        if self.started:
             return self._update_weights(weights)
         loaded = load_into(self, weights)
-        if self.checkpoint.mask_embedding is not None:
-            self.model.mask_embedding = self.checkpoint.mask_embedding.to(self.model.norm.weight)
         self.context = ContextProjection(self.attention_layers())
         return loaded
 
+    def process_weights_after_loading(self) -> None:
+        """vLLM's word that the start's loading is over, whichever loader it was."""
+        self.started = True
+
     def _update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        assert self.context is not None
-        self.context.stale = True
+        if self.context is not None:
+            self.context.stale = True
         try:
             return load_into(self, weights, complete=False)
         except Exception as error:

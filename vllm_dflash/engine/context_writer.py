@@ -60,11 +60,15 @@ class ContextWriter:
     def _layer_by_layer(reason: str) -> None:
         logger.info("DFlash context rows are written layer by layer: %s.", reason)
 
+    def refresh(self) -> None:
+        """Take the drafter's new weights, if it has got any; before a captured graph is run, which writes by itself."""
+        if self.projection.stale:
+            self.folded = self.projection.refresh(self.folded, self.hidden_norm.weight)
+
     def write(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """features [T, H] after fc, positions [T] int64, slots [T] or [L, T] int64; slot -1 writes nothing."""
         caches, projection = self.caches, self.projection
-        if projection.stale:
-            self.folded = projection.refresh(self.folded, self.hidden_norm.weight)
+        self.refresh()
         if caches is None:
             keys, values = projection(self.hidden_norm(features), positions)
             for index, layer in enumerate(self.layers):

@@ -50,7 +50,7 @@ STALE = 400
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
 DRAFTING_MEMORY, PROBING_MEMORY = 500.0, 200.0
-# Steps between two looks at the choice; the first while things change and there is news.
+# Steps between two looks at the choice; the first while things change, and drafts are verified or there is news.
 SOON, SELDOM = 2, 16
 
 

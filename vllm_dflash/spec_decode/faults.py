@@ -50,8 +50,14 @@ class FaultGuard:
 
     def failed_load(self, error: BaseException) -> None:
         """New weights for the drafter of a running engine could not be loaded, or not all of them."""
-        what = f"loading its new weights raised {type(error).__name__}: {error}"
-        self._count("load", what, error, "It may draft badly or fail until the server is restarted; no token is wrong")
+        self.tally.fault("load")
+        logger.warning(
+            "New weights for the DFlash drafter could not be loaded (%s: %s). It may draft badly or fail until the "
+            "server is restarted; no token is wrong.",
+            type(error).__name__,
+            error,
+            exc_info=error,
+        )
 
     def _failed_step(self) -> None:
         self._in_a_row += 1
@@ -64,14 +70,12 @@ class FaultGuard:
                 self._in_a_row,
             )
 
-    def _count(
-        self, kind: str, what: str, error: BaseException | None = None, then: str = "This step is decoded plainly"
-    ) -> None:
+    def _count(self, kind: str, what: str, error: BaseException | None = None) -> None:
         self.tally.fault(kind)
         self._unlogged += 1
         now = self._now()
         if self._logged_at is not None and now - self._logged_at < LOG_EVERY:
             return
         more = f" ({self._unlogged} faults since the last such line)" if self._unlogged > 1 else ""
-        logger.warning("DFlash drafter fault: %s. %s%s.", what, then, more, exc_info=error)
+        logger.warning("DFlash drafter fault: %s. This step is decoded plainly%s.", what, more, exc_info=error)
         self._logged_at, self._unlogged = now, 0

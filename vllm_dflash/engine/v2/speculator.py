@@ -172,6 +172,8 @@ class Speculator(DFlashSpeculator):
         self.batch, self.written = input_batch, False
         self.stages.begin(input_batch.num_tokens)
         try:
+            if self.writer is not None:
+                self.writer.refresh()
             drafts = super().propose(input_batch, *args, **kwargs)
         except Exception as error:
             self.stages.abandon()
