@@ -78,6 +78,7 @@ def ours(rows: int) -> list[str]:
         writer.caches = PagedCaches(caches[:L], caches[L:], BLOCK, 1.0, 1.0)
         writer.folded = meta(L * 2 * HEADS * HD, H)
         writer.projection = SimpleNamespace(
+            stale=False,
             k_norm=meta(L, HD), eps=1e-6, bias=None, value_scale=None,
             rotary=SimpleNamespace(cos_sin_cache=meta(4096, HD), is_neox_style=True),
         )  # fmt: skip
