@@ -13,12 +13,10 @@ def token_budget_warning(max_batched_tokens: int, max_seqs: int, drafts: int) ->
     each = 2 * drafts + 1
     if max_batched_tokens >= max_seqs * each:
         return None
-    fit = max_batched_tokens // each
     return (
         f"max_num_batched_tokens is {max_batched_tokens}, but {max_seqs} decoding requests (max_num_seqs) with "
-        f"{drafts} draft tokens take {max_seqs} x {each} = {max_seqs * each} a step: more than {fit} of them wait for "
-        f"one another. Set --max-num-batched-tokens {max_seqs * each}"
-        + (f", or --max-num-seqs {fit}." if fit else ", or draft fewer tokens.")
+        f"{drafts} draft tokens take {max_seqs} x {each} = {max_seqs * each} a step: "
+        + _advice("--max-num-batched-tokens", max_batched_tokens, max_seqs, each)
     )
 
 
@@ -27,13 +25,18 @@ def scheduled_rows_warning(max_scheduled: int, max_seqs: int, drafts: int) -> st
     each = 1 + drafts
     if max_scheduled >= max_seqs * each:
         return None
-    fit = max_scheduled // each
     return (
         f"max_num_scheduled_tokens is {max_scheduled}, but {max_seqs} decoding requests (max_num_seqs) with {drafts} "
-        f"draft tokens have {max_seqs} x {each} = {max_seqs * each} rows a step: more than {fit} of them wait for one "
-        f"another. Set --max-num-scheduled-tokens {max_seqs * each}"
-        + (f", or --max-num-seqs {fit}." if fit else ", or draft fewer tokens.")
+        f"draft tokens have {max_seqs} x {each} = {max_seqs * each} rows a step: "
+        + _advice("--max-num-scheduled-tokens", max_scheduled, max_seqs, each)
     )
+
+
+def _advice(option: str, budget: int, max_seqs: int, each: int) -> str:
+    """What happens where a request takes `each` of a step's `budget`, and what to set."""
+    fit = budget // each
+    other = f"--max-num-seqs {fit}" if fit else "draft fewer tokens"
+    return f"more than {fit} of them wait for one another. Set {option} {max_seqs * each}, or {other}."
 
 
 def state_slots_warning(kv_cache_config: KVCacheConfig, max_seqs: int, drafts: int) -> str | None:

@@ -65,14 +65,13 @@ class BlockLength:
         if fixed is not None and not 0 <= fixed <= most:
             raise ValueError(f"A fixed block length is 0 to {most} drafts here, it cannot be {fixed}.")
         self.most = most
-        self.block = block or 1 + most
         self.fixed = fixed
         self.acceptance = Acceptance(most)
         self.confidence = Confidence()
         self.savings = Savings(most)
         self.price = 0.0
         """Tokens that the time of one more row would yield otherwise: a draft less likely is not worth verifying."""
-        self.costs = StepCosts(self.block)
+        self.costs = StepCosts(block or 1 + most)
         self.lengths = PLAIN
         self._toured = [0] * len(MOVES)
         self._trial: tuple[int, ...] | None = None
@@ -354,7 +353,7 @@ class BlockLength:
         so many requests."""
         # What was never measured here may cost anything: half a step is risked for it.
         context = load.context * drafting / load.requests
-        known = self.costs.draft.samples(drafting * self.block, drafting, context) > 0
+        known = self.costs.draft.samples(drafting * self.costs.block, drafting, context) > 0
         draft = self.costs.seconds(load, load.requests, drafting) - plain if known else 0.5 * plain
         losses, gains, gained = [], [], 0.0
         for k in range(1, self.most + 1):

@@ -89,7 +89,7 @@ class LengthPlanner:
         """So many requests get drafts in the step at hand."""
         step = self.worker.clock.step
         if requests and step in self._steps:
-            self._steps[step].draft_rows = requests * self.controller.block
+            self._steps[step].draft_rows = requests * self.controller.costs.block
             self._steps[step].drafting = requests
 
     def forget(self, alive: Container[str]) -> None:
