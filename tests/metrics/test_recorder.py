@@ -117,6 +117,14 @@ def test_engines_keep_apart_and_a_later_one_is_new(exporter: Exporter) -> None:
     assert got.by("vllm_dflash:accepted_tokens_total", "engine") == {"0": 2, "5": 1}
 
 
+def test_an_engine_that_starts_anew_leaves_one_line_of_what_runs(exporter: Exporter) -> None:
+    for drafter in ("first", "second", "second", "first"):
+        exporter.add({"facts": FACTS | {"info": FACTS["info"] | {"drafter": drafter}}}, 0)
+        exporter.add({"facts": FACTS}, 1)
+        ones = [(at["drafter"], value) for at, value in scrape().samples["vllm_dflash:info"] if at["engine"] == "0"]
+        assert ones == [(drafter, 1)]
+
+
 def test_a_second_exporter_takes_the_place_of_the_first(exporter: Exporter) -> None:
     exporter.add({"restored": 3}, 0)
     Exporter("other", K, [0])

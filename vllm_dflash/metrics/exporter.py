@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -93,6 +94,7 @@ class Exporter:
             "q_bytes": gauge("draft_q_bytes", "Bytes of drafts and their q between two steps of a full batch."),
         }
         self.info = gauge("info", "1, with what runs in the labels.", *INFO_LABELS)
+        self._told: dict[tuple[str, str], tuple[str, ...]] = {}
         self._children: dict[tuple[Any, ...], Any] = {}
         for engine in engines:
             self._start_at_zero(str(engine))
@@ -136,7 +138,19 @@ class Exporter:
             if name in facts:
                 gauge.labels(*at).set(facts[name])
         if "info" in facts:
-            self.info.labels(*at, *(str(facts["info"].get(label, "")) for label in INFO_LABELS)).set(1)
+            self._tell(at, tuple(str(facts["info"].get(label, "")) for label in INFO_LABELS))
+
+    def _tell(self, at: tuple[str, str], labels: tuple[str, ...]) -> None:
+        """What runs now; an engine that starts anew may have another drafter, and the one before is gone."""
+        before = self._told.get(at)
+        if before == labels:
+            return
+        if before is not None:
+            self.info.labels(*at, *before).set(0)
+            if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # files keep every label they were given
+                self.info.remove(*at, *before)
+        self.info.labels(*at, *labels).set(1)
+        self._told[at] = labels
 
     def _child(self, metric: Any, *labels: str) -> Any:
         """metric.labels(*labels), which costs as much as what is done with it, several times a step."""
