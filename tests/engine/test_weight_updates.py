@@ -18,6 +18,8 @@ from tests.engine.test_faults import state
 from tests.support import weight_transfer
 from tests.support.checkpoints import DrafterShape
 from tests.support.engine import EngineError
+from tests.support.engine_process import drafter
+from vllm_dflash.spec_decode.acceptance import NEWCOMERS
 
 pytestmark = pytest.mark.engine
 
@@ -30,6 +32,11 @@ def update(llm, *chunks: dict) -> None:
     for chunk in chunks:
         llm.collective_rpc("update_weights", args=(chunk,))
     llm.collective_rpc("finish_weight_update")
+
+
+def record(llm) -> float:
+    """Verified requests that the controller's record of acceptance amounts to."""
+    return drafter(llm).lengths.planner.controller.acceptance.record
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +53,12 @@ def case(serving, trained, tmp_path_factory):
     save_file(noisy, other.drafter / "model.safetensors")
     engine = serving.process(pair.drafter_shape)
 
-    def start():
+    def start(block_length: int | str = K):
         engine.start(
             pair.target,
             pair.drafter,
             speculative={"num_speculative_tokens": K},
-            additional_config={"dflash": {"metrics": False}},
+            additional_config={"dflash": {"metrics": False, "block_length": block_length}},
             enable_prefix_caching=False,
             weight_transfer_config=WeightTransferConfig(backend="file"),
             worker_extension_cls=f"{weight_transfer.__name__}.Registered",
@@ -75,6 +82,15 @@ def test_drafts_are_those_of_the_new_weights(case, parts):
     with pytest.raises(AssertionError, match="anchor at"):
         check_drafts(pair, after, traces, K)
     assert engine.probe(state) == ({}, True)
+
+
+def test_the_record_of_the_old_weights_counts_for_little(case):
+    start, _, other, prompts = case
+    engine = start("auto")
+    engine.generate(prompts * 4, GREEDY | {"max_tokens": 64})
+    before = engine.probe(record)
+    engine.probe(update, {"path": str(other.drafter / "model.safetensors"), "part": None})
+    assert engine.probe(record) <= NEWCOMERS < before
 
 
 def test_a_drafter_that_starts_without_weights_gets_them_later(serving, make):

@@ -171,3 +171,21 @@ def test_bad_luck_does_not_end_probing():
         simulation = Simulator(dear, 15, seed)
         simulation.run(Load(1, 500, 1.0), 0, 300)
         assert simulation.run(Load(1, 500, 7.0)).ratio > 0.97, seed
+
+
+def test_new_weights_are_found_out_soon():
+    """A trainer's drafter that was poor and is good now, under requests that go on."""
+
+    def steps_until_drafting(renewed: bool) -> int:
+        simulation = simulator(DEAR, seed=1)
+        simulation.run(Load(8, 500, 1.0), 0, 2000)
+        if renewed:
+            simulation.controller.renewed()
+        better = Load(8, 500, 6.0)
+        for step in range(2000):
+            simulation._step(better, [f"r{i}" for i in range(8)], better.acceptance(7))
+            if all(simulation.controller.lengths):
+                return step
+        return 2000
+
+    assert steps_until_drafting(renewed=True) < 10 < 100 < steps_until_drafting(renewed=False)

@@ -138,6 +138,8 @@ class DFlashDrafter(nn.Module):
         self.context: ContextProjection | None = None
         self.on_failed_load: Callable[[Exception], None] = lambda error: None
         """Told of what is raised where weights are loaded after the start."""
+        self.on_new_weights: Callable[[], None] = lambda: None
+        """Told that some were loaded."""
         # Before the target's are shared, and before a CPU packs them out of sight.
         self.own_weights_bytes = sum(parameter.nbytes for parameter in self.parameters())
         # What torch.compile was given as the most rows of a step; a draft step may have more (vllm#53970).
@@ -269,7 +271,9 @@ class DFlashDrafter(nn.Module):
         if self.context is not None:
             self.context.stale = True
         try:
-            return load_into(self, weights, complete=False)
+            loaded = load_into(self, weights, complete=False)
         except Exception as error:
             self.on_failed_load(error)
             raise
+        self.on_new_weights()
+        return loaded

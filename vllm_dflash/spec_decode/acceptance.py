@@ -124,6 +124,12 @@ class Acceptance:
             self._fade(1.0 - share * (1.0 - kept / self._judged[0]))
         return share
 
+    def doubt(self) -> None:
+        """The drafter has other weights: the record is worth no more than one of other texts."""
+        self._introduced.clear()
+        if self.record > NEWCOMERS:
+            self._fade(NEWCOMERS / self._judged[0])
+
     def _expected(self) -> tuple[list[float], list[float]]:
         """Mean and variance of the accepted of 0..most drafts, by the record."""
         [survival] = self.survival((0.0,))

@@ -150,6 +150,15 @@ class BlockLength:
                     surprise = max(back - self._awaited, 0.0)
                     self._bank = min(self._bank + surprise * plain, (2 + RESERVE) * plain)
 
+    def renewed(self) -> None:
+        """The drafter has other weights: what is known of its drafts counts for little, and finding out for much."""
+        self.acceptance.doubt()
+        self.search.begin(self._step)
+        self._bank += self._reserve
+        self._reserve = 0.0
+        self._probe_at = min(self._probe_at, self._step + 1)
+        self._decided = self._step - SELDOM
+
     def forget(self, alive: Container[str]) -> None:
         """Drop what is known of requests that have ended."""
         self.acceptance.forget(alive)

@@ -79,6 +79,7 @@ class Proposer(DFlashProposer):
         self.faults = FaultGuard(self.worker.tally)
         self.worker.on_non_finite = self._non_finite
         self.model.on_failed_load = self.faults.failed_load
+        self.model.on_new_weights = self.lengths.planner.controller.renewed
         if self.vllm_config.parallel_config.tensor_parallel_size > 1:
             self.worker.hear_alike()
         self.runner.effective_drafter_max_model_len = self.max_model_len + self.worker.drafts + 1

@@ -128,6 +128,7 @@ class Speculator(DFlashSpeculator):
         self.faults = FaultGuard(self.worker.tally)
         self.worker.on_non_finite = self._non_finite
         model.on_failed_load = self.faults.failed_load
+        model.on_new_weights = self.lengths.planner.controller.renewed
         return model
 
     def follow(self, scheduler_output: Any) -> int:
