@@ -146,8 +146,9 @@ class Exporter:
         if before == labels:
             return
         if before is not None:
-            self.info.labels(*at, *before).set(0)
-            if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # files keep every label they were given
+            if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # files keep every label they were given
+                self.info.labels(*at, *before).set(0)
+            else:
                 self.info.remove(*at, *before)
         self.info.labels(*at, *labels).set(1)
         self._told[at] = labels

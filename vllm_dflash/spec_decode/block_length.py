@@ -107,6 +107,11 @@ class BlockLength:
         if not any(self.lengths) and self._bank < max(self._dearest, 2 * plain):
             self._bank += share
 
+    def _release(self, share: float) -> None:
+        """This share of what was put by for a change is there to spend."""
+        self._bank += share * self._reserve
+        self._reserve -= share * self._reserve
+
     def _share_of(self, requests: int) -> float:
         return SHARE if self.search.conceivable else PROBE_SHARE * _fewer(requests)
 
@@ -154,8 +159,7 @@ class BlockLength:
         """The drafter has other weights: what is known of its drafts counts for little, and finding out for much."""
         self.acceptance.doubt()
         self.search.begin(self._step)
-        self._bank += self._reserve
-        self._reserve = 0.0
+        self._release(1.0)
         self._probe_at = min(self._probe_at, self._step + 1)
         self._decided = self._step - SELDOM
 
@@ -185,8 +189,7 @@ class BlockLength:
                 self.search.begin(self._step)
             if changed or share > 0.5:
                 share = 1.0
-            self._bank += share * self._reserve
-            self._reserve -= share * self._reserve
+            self._release(share)
             levels = self.acceptance.levels(request_ids)
             self._levels = dict(zip(request_ids, levels, strict=True))
             load = Load(count, context, tuple(levels.count(level) for level in range(len(LEVELS))))
