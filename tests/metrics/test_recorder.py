@@ -166,6 +166,8 @@ SEVERAL = """
     for engine in (0, 1):
         exporter.add({"verified": {"chat": [[3, 1, 2]]}, "seconds": [["draft", 0.01]]}, engine)
     exporter.add({"speedup": float(sys.argv[1]), "enabled": 1}, 0)
+    for drafter in ("before", "after"):
+        exporter.add({"facts": {"info": {"drafter": drafter}}}, 0)
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
     print(generate_latest(registry).decode())
@@ -186,3 +188,4 @@ def test_several_front_ends_add_up_in_their_shared_folder(tmp_path: Path) -> Non
     assert got.sum("vllm_dflash:draft_seconds_count", engine="0") == 2
     assert got.sum("vllm_dflash:speedup_ratio") == 1.25
     assert got.sum("vllm_dflash:speculation_enabled") == 1
+    assert {at["drafter"]: value for at, value in got.samples["vllm_dflash:info"]} == {"before": 0, "after": 1}
