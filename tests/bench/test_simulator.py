@@ -23,6 +23,15 @@ def test_never_far_from_the_better_of_plain_and_fixed(name):
         assert outcome.ratio >= 0.97, outcome
 
 
+@pytest.mark.parametrize("name", names())
+def test_pauses_of_the_machine_are_not_what_a_load_costs(name):
+    """Two to sixteen times in a row five times as long: loads stood at 0.57 to 0.9 once, until the next of their kind."""
+    simulator = Simulator(table(name), drafts_of(name), 30, outliers=0.002, pauses=(2, 4, 8, 16))
+    for load in [load for load in all_loads(30) if load.requests <= 8][:60]:
+        outcome = simulator.run(load)
+        assert outcome.ratio >= 0.95, outcome
+
+
 def test_long_context_with_a_full_attention_draft_goes_plain():
     """vllm#54691: 71 tokens/s fell to 12 at 185k; dflash#66: 200 to 24 at 64k."""
     simulator = Simulator(table("full_attention_8b"), 15)

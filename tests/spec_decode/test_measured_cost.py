@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from vllm_dflash.spec_decode.measured_cost import Beside, MeasuredCost
+from vllm_dflash.spec_decode.measured_cost import LASTING, Beside, MeasuredCost
 from vllm_dflash.spec_decode.step_costs import Load, Step, StepCosts
 
 
@@ -60,8 +60,39 @@ def test_a_row_too_many_outliers_are_needed(truth):
         cost.observe(10 * true, 8, 1, 500)
     assert cost.seconds(8, 1, 500) == pytest.approx(true, rel=0.01)
     for _ in range(8):
-        cost.observe(2 * true, 8, 1, 500)
-    assert cost.seconds(8, 1, 500) == pytest.approx(2 * true, rel=0.1)
+        cost.observe(1.7 * true, 8, 1, 500)
+    assert cost.seconds(8, 1, 500) == pytest.approx(1.7 * true, rel=0.1)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3, 30], ids=lambda first: f"after {first} samples")
+def test_a_pause_of_the_machine_is_not_what_a_load_costs(truth, first):
+    """Sixteen steps in a row at five times their cost, the load just begun or its shape never met before."""
+    known = [(8, 8, 4000), (16, 8, 4000), (64, 8, 4000)]
+    cost = measured(truth, known, samples=30)
+    load = 32, 8, 4000
+    cost.changed()
+    for _ in range(first):
+        cost.observe(truth(*load), *load)
+    for _ in range(16):
+        cost.observe(5 * truth(*load), *load)
+    assert cost.seconds(*load) == pytest.approx(truth(*load), rel=0.25)
+
+
+def test_what_lasts_is_no_pause(truth):
+    cost = measured(truth, [(8, 1, 500)], samples=30)
+    for _ in range(LASTING + 8):
+        cost.observe(3 * truth(8, 1, 500), 8, 1, 500)
+    assert cost.seconds(8, 1, 500) == pytest.approx(3 * truth(8, 1, 500), rel=0.1)
+
+
+def test_a_load_first_measured_in_a_pause_is_righted_by_two_samples(truth):
+    cost = MeasuredCost()
+    for _ in range(8):
+        cost.observe(5 * truth(8, 8, 4000), 8, 8, 4000)
+    cost.observe(truth(8, 8, 4000), 8, 8, 4000)
+    assert cost.is_doubtful(8, 8, 4000)
+    cost.observe(truth(8, 8, 4000), 8, 8, 4000)
+    assert cost.seconds(8, 8, 4000) == pytest.approx(truth(8, 8, 4000)) and not cost.is_doubtful(8, 8, 4000)
 
 
 def test_the_first_run_of_a_shape_may_be_slow(truth):

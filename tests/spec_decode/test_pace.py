@@ -3,7 +3,7 @@
 
 import pytest
 
-from vllm_dflash.spec_decode.pace import Pace
+from vllm_dflash.spec_decode.pace import LASTING, Pace
 
 
 def test_outliers_leave_the_pace_where_it_is():
@@ -18,6 +18,16 @@ def test_a_machine_that_became_slower_is_followed_in_three_steps():
     for _ in range(3):
         pace.observe(1.6)
     assert pace.value == pytest.approx(1.6, rel=0.03)
+
+
+def test_a_pause_of_many_steps_is_no_pace_until_it_lasts():
+    pace = Pace()
+    for _ in range(LASTING):
+        pace.observe(5)
+        assert pace.value == 1
+    for _ in range(3):
+        pace.observe(5)
+    assert pace.value == pytest.approx(5, rel=0.03)
 
 
 def test_a_drift_is_followed():

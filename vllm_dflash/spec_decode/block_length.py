@@ -113,7 +113,7 @@ class BlockLength:
         self._reserve -= share * self._reserve
 
     def _share_of(self, requests: int) -> float:
-        return SHARE if self.search.conceivable else PROBE_SHARE * _fewer(requests)
+        return SHARE if self.search.conceivable else max(PROBE_SHARE * _fewer(requests), self.search.stake)
 
     def cut(self, lengths: Sequence[int], modes: Sequence[Sequence[float]]) -> tuple[list[int], list[list[float]]]:
         """Blocks as they were drafted -> drafts to verify of each, and the expected acceptance of those cut off.
@@ -207,7 +207,8 @@ class BlockLength:
             if probe is not None:
                 return probe
             return [0] * count
-        if self._step - max(self._plain, self._refreshed) > self._patience:
+        doubtful = self.costs.target.is_doubtful(load.requests, load.requests, load.context)
+        if self._step - max(self._plain, self._refreshed) > (SOON if doubtful else self._patience):
             self._refreshed = self._step
         # The first of two verifies drafts still.
         if self._step - self._refreshed < 2:
@@ -341,7 +342,7 @@ class BlockLength:
         share = max(self._share_of(load.requests) * plain, 1e-9)
         wait = (loss - self._bank) / share
         if self.acceptance.record >= FOUND_OUT and not self.search.conceivable:
-            share *= min(1.0, NEAR / max(self._shortfall, 1e-9))
+            share = max(share * min(1.0, NEAR / max(self._shortfall, 1e-9)), self.search.stake * plain)
             wait = max(wait, loss / share - (self._step - self._probed))
         if wait > 0 and not self.search.hopeful:
             self._probe_at = self._step + min(math.ceil(wait), SELDOM)

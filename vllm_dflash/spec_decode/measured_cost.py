@@ -23,6 +23,9 @@ JUMP = 0.08
 SETTLED = 0.75
 # With fewer samples a cell is one voice among the others.
 FEW = 3
+# A sample so many times a cell's mean is a pause of the machine, unless it is one of so many in a row; the first of a
+# cell that are so far from its neighbours may be, until there are so many or some from another time, so many steps off.
+PAUSE, LASTING, APART = 1.8, 24, 20
 # What the fit is held towards 0 by: cells that all have one context say nothing of what context costs.
 RIDGE = (1e-6, 1e-6, 0.03, 0.03)
 # What a draft takes beside is told by steps not longer than so many times the one at hand.
@@ -45,8 +48,27 @@ class _Cell:
     """Of the samples those since the load changed."""
     last: int = 0
     """When the last one came, in samples of all cells."""
+    visits: int = 1
+    """At how many times, APART from each other, it was measured."""
+    dear: int = 0
+    """Samples since the last one that was no pause."""
+    cheap: int = 0
+    """Samples since the last one that was not as much cheaper: the mean may be of a pause."""
 
-    def add(self, seconds: float, rows: int, requests: int, context: float) -> None:
+    @property
+    def is_doubted(self) -> bool:
+        return self.visits < 2 and self.samples < LASTING
+
+    def add(self, seconds: float, rows: int, requests: int, context: float, expected: float) -> None:
+        """expected: by the mean, of this very load."""
+        self.dear = self.dear + 1 if seconds > PAUSE * expected else 0
+        if 0 < self.dear <= LASTING:
+            return
+        self.cheap = self.cheap + 1 if PAUSE * seconds < expected else 0
+        if self.cheap == 2 and self.samples < LASTING:
+            self.seconds = max(self.recent[-1], seconds)
+            self.recent = (self.seconds,)
+            self.cheap = 0
         self.samples += 1
         self.lately += 1
         self.recent = (*self.recent[1 - MEDIAN_OF :], seconds)
@@ -91,7 +113,9 @@ class MeasuredCost:
             self._cells[key] = _Cell(rows, requests, context, seconds, (seconds,))
             self._news += RENEWED
         else:
-            cell.add(seconds, rows, requests, context)
+            if self._observed - cell.last > APART:
+                cell.visits += 1
+            cell.add(seconds, rows, requests, context, cell.seconds * self._inside(cell, rows, requests, context))
             self._news += RENEWED if cell.samples < 4 else 1
         self._observed += 1
         self._cells[key].last = self._observed
@@ -133,14 +157,30 @@ class MeasuredCost:
             self._renew()
         key = self._key(rows, requests, context)
         cell = self._cells.get(key)
-        fit = self._fit(rows, requests, context)
         if cell is None:
-            return fit * self._ratio(rows, key[2])
+            return self._neighbours(rows, requests, context)
         if cell.samples < FEW:
             # A single one may be an outlier, or the first run of its shape.
-            return min(cell.seconds, fit * self._ratio(rows, key[2]))
-        inside = fit / max(self._fit(cell.rows, cell.requests, cell.context), 1e-9)
-        return cell.seconds * min(max(inside, 0.5), 2.0)
+            return min(cell.seconds, self._neighbours(rows, requests, context))
+        seconds = cell.seconds * self._inside(cell, rows, requests, context)
+        if cell.is_doubted:
+            neighbours = self._neighbours(rows, requests, context)
+            if seconds > PAUSE * neighbours:
+                return neighbours
+        return seconds
+
+    def is_doubtful(self, rows: float, requests: int, context: float) -> bool:
+        """Whether the last sample says that the mean is that of a pause, which another one would confirm."""
+        cell = self._cells.get(self._key(rows, requests, context))
+        return cell is not None and cell.cheap == 1 and cell.samples < LASTING
+
+    def _inside(self, cell: _Cell, rows: float, requests: int, context: float) -> float:
+        """What a load of a cell costs over the cell's mean."""
+        mean = self._fit(cell.rows, cell.requests, cell.context)
+        return min(max(self._fit(rows, requests, context) / mean, 0.5), 2.0) if mean > 0 else 1.0
+
+    def _neighbours(self, rows: float, requests: int, context: float) -> float:
+        return self._fit(rows, requests, context) * self._ratio(rows, self._key(rows, requests, context)[2])
 
     def _key(self, rows: float, requests: int, context: float) -> tuple[int, int, int]:
         """A step asks several times for the same."""
@@ -159,6 +199,8 @@ class MeasuredCost:
         for (_, _, kind), cell in self._cells.items():
             if cell.samples >= FEW:
                 ratio = cell.seconds / max(self._fit(cell.rows, cell.requests, cell.context), 1e-9)
+                if cell.is_doubted and ratio > PAUSE:
+                    continue
                 for like in (kind - 1, kind, kind + 1):
                     ratios.setdefault(like, []).append((cell.rows, ratio))
         self._ratios = {like: sorted(known) for like, known in ratios.items()}

@@ -11,6 +11,8 @@ SHARE, JUMP = 0.1, 0.15
 # The share of it that is forgotten a step. A load that grows dearer while it lasts looks like a slower machine, and the
 # next one of its kind corrects its record alone: each time the two would part further.
 FORGOTTEN = 0.004
+# Steps that are off by more (log) are a pause of the machine or its end, up to so many in a row.
+PAUSE, LASTING = 0.6, 24
 
 
 class Pace:
@@ -21,6 +23,7 @@ class Pace:
     def __init__(self) -> None:
         self._log = 0.0
         self._ratios: tuple[float, ...] = ()
+        self._pauses = 0
 
     @property
     def value(self) -> float:
@@ -30,6 +33,9 @@ class Pace:
     def observe(self, ratio: float) -> None:
         """A step whose cost is well known took `ratio` times what was recorded."""
         self._log *= 1 - FORGOTTEN
+        self._pauses = self._pauses + 1 if abs(math.log(ratio) - self._log) > PAUSE else 0
+        if 0 < self._pauses <= LASTING:
+            return
         self._ratios = (*self._ratios[-2:], math.log(ratio) - self._log)
         off = median_low(self._ratios)
         # Three steps in a row that are off by so much are no noise.

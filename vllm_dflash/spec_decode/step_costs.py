@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_dflash.spec_decode.measured_cost import Beside, MeasuredCost
+from vllm_dflash.spec_decode.measured_cost import PAUSE, Beside, MeasuredCost
 from vllm_dflash.spec_decode.pace import Pace
 
 # Samples from which on a cost tells about the machine's pace, and plain steps what drafting takes beside the draft.
 KNOWN, PLAIN_KNOWN = 8, 3
+# What drafting takes beside is told by few steps: so many of them in a row may be pauses of the machine.
+MOST_PAUSES = 3
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class StepCosts:
         self.draft = MeasuredCost()
         self.beside = Beside()
         self.pace = Pace()
+        self._pauses = 0
 
     def observe(self, step: Step) -> float:
         """-> the step's seconds."""
@@ -70,7 +73,10 @@ class StepCosts:
             # It is no plain step: plain decoding would look as much dearer as this is, and drafts as if they paid.
             if self.target.lately(step.rows, step.requests, step.context) >= PLAIN_KNOWN:
                 usual = self.target.seconds(step.rows, step.requests, step.context)
-                self.beside.observe(rest - usual, step.draft_rows, usual)
+                known = usual + self._beside(step.draft_rows, step.requests, step.context)
+                self._pauses = self._pauses + 1 if rest > PAUSE * known else 0
+                if not 0 < self._pauses <= MOST_PAUSES:
+                    self.beside.observe(rest - usual, step.draft_rows, usual)
         else:
             rest = max(rest - self._beside(step.draft_rows, step.requests, step.context), 0.5 * rest)
             self.target.observe(rest, step.rows, step.requests, step.context)

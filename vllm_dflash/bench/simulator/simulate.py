@@ -48,7 +48,7 @@ class Outcome:
 class Simulator:
     """Runs a controller over loads, one after the other. noise: the standard deviation of a step's time, relative.
 
-    outliers: the share of steps that take five times as long. drift: how far the machine's pace wanders within some
+    outliers: the share of times that are five times as long. pauses: how many in a row, one of these. drift: how far the machine's pace wanders within some
     hundred steps, a standard deviation, relative.
     """
 
@@ -60,17 +60,20 @@ class Simulator:
         noise: float = 0.03,
         outliers: float = 0.005,
         drift: float = 0.0,
+        pauses: Sequence[int] = (1,),
     ) -> None:
         self.cost = cost
         self.most = most
         self.noise = noise
         self.outliers = outliers
         self.drift = drift
+        self.pauses = pauses
         self.pace = 0.0
         self.draw = random.Random(seed)
         self.controller = BlockLength(most, cost.block)
         self._drafts: list[int] = []
         self._names = 0
+        self._paused = 0
 
     def run(self, load: Load, settle: int = 200, steps: int = 600) -> Outcome:
         """`settle` steps that do not count, then `steps` that do. Requests keep their length, as in a steady server.
@@ -136,6 +139,9 @@ class Simulator:
 
     def _noisy(self, seconds: float) -> float:
         seconds *= math.exp(self.pace)
-        if self.draw.random() < self.outliers:
+        if not self._paused and self.draw.random() < self.outliers:
+            self._paused = self.draw.choice(self.pauses) if len(self.pauses) > 1 else self.pauses[0]
+        if self._paused:
+            self._paused -= 1
             return 5 * seconds
         return seconds * max(self.draw.gauss(1.0, self.noise), 0.5)
