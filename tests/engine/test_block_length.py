@@ -123,3 +123,15 @@ def test_sampled_tokens_are_the_targets(start, trained):
 def test_a_length_beyond_the_drafters_is_refused(start):
     with pytest.raises(Exception, match=r'block_length is 9, but the drafter drafts 7 tokens a step\. Give 0 to 7'):
         start("dflash2", 9)
+
+
+def test_requests_that_opt_out_do_not_keep_another_from_drafts(start):
+    """Three beside it have none: it is tried all the same, and its batch is of four."""
+    engine, pair = start("dflash2", "auto")
+    out = {"extra_args": {"dflash": {"max_draft_tokens": 0}}}
+    sampling = [GREEDY | {"max_tokens": 200} | ({} if row == 1 else out) for row in range(4)]
+    outputs = engine.generate(tiny_prompts(pair.target_shape.vocab_size)[:4], sampling)
+    traces = engine.traces()
+    blocks = [len(traces[output.request_id].verified) for output in outputs]
+    assert blocks[1] >= 1 and not any(blocks[:1] + blocks[2:]), blocks
+    check(pair, outputs[1:2], traces, 7)

@@ -3,6 +3,8 @@
 
 import math
 
+import random
+
 import pytest
 
 from vllm_dflash.bench.simulator.simulate import Load, Simulator
@@ -189,3 +191,56 @@ def test_new_weights_are_found_out_soon():
         return 2000
 
     assert steps_until_drafting(renewed=True) < 10 < 100 < steps_until_drafting(renewed=False)
+
+
+@pytest.mark.parametrize(("batch", "draftable"), [(16, 16), (16, 15), (16, 8), (4, 1), (16, 1), (32, 24)])
+def test_requests_without_drafts_do_not_keep_their_neighbours_from_them(batch, draftable):
+    """Drafts that cost next to nothing and are all accepted, for those that did not opt out and are within range."""
+    controller, names = BlockLength(7), [f"r{i}" for i in range(draftable)]
+    drafts, drafted = [0] * draftable, 0
+    for _ in range(600):
+        controller.verified(names, drafts, drafts)
+        rows, drafts = batch + sum(drafts), controller.plan(names, 500.0 * batch, batch)
+        drafting = sum(map(bool, drafts))
+        draft = 0.001 * bool(drafting)
+        controller.observe(
+            Step(0.020 + 0.0001 * rows + draft, rows, batch, 500.0 * batch, draft, drafting * 8, drafting)
+        )
+        drafted += drafting > 0
+    assert drafted > 550
+
+
+def test_what_a_request_costs_alone_is_not_what_it_costs_beside_others():
+    """One request whose drafts pay alone, then beside fifteen that have none: there they cost more than they bring."""
+    controller, chance = BlockLength(7), random.Random(1)
+
+    def over_plain(batch: int, steps: int = 1000) -> float:
+        drafts, tokens, seconds = [0], 0.0, 0.0
+        for _ in range(steps):
+            accepted = 0
+            while accepted < drafts[0] and chance.random() < 0.75:
+                accepted += 1
+            controller.verified(["r"], drafts, [accepted])
+            rows, drafts = batch + drafts[0], controller.plan(["r"], 500.0 * batch, batch)
+            draft = 0.006 if drafts[0] else 0.0
+            step = 0.014 + 0.0011 * rows + draft
+            tokens, seconds = tokens + batch + accepted, seconds + step
+            controller.observe(Step(step, rows, batch, 500.0 * batch, draft, 8 * bool(drafts[0]), int(drafts[0] > 0)))
+        return tokens / seconds * (0.014 + 0.0011 * batch) / batch
+
+    assert over_plain(1) > 1.1
+    assert over_plain(16) > 0.97
+
+
+def test_a_load_that_is_never_decoded_without_prompts_is_not_waited_for():
+    """A busy server where some prompt is always being read: such steps are not measured, and drafts pay all the same."""
+    controller, names = BlockLength(7), [f"r{i}" for i in range(4)]
+    for _ in range(50):
+        controller.plan(["alone"], 500.0)
+        controller.observe(Step(0.0201, 1, 1, 500.0))
+    drafts, drafted = [0] * 4, 0
+    for _ in range(400):
+        controller.verified(names, drafts, drafts)
+        drafts = controller.plan(names, 2000.0)
+        drafted += any(drafts)
+    assert drafted > 250

@@ -50,6 +50,8 @@ STALE = 400
 EVIDENCE = 4.0
 # Verified requests that the record of acceptance reaches back; in probes they are few, and the text may have changed.
 DRAFTING_MEMORY, PROBING_MEMORY = 500.0, 200.0
+# Steps without one of decoded rows alone after which plain decoding is not waited for to be measured.
+UNOBSERVED = 16
 # Steps between two looks at the choice; the first while things change, and drafts are verified or there is news.
 SOON, SELDOM = 2, 16
 
@@ -87,12 +89,14 @@ class BlockLength:
         self._plain, self._refreshed = 0, -2
         self._patience = MOST_PATIENCE
         self._awaited = 0.0
+        self._unobserved = 0
         self.search = Search()
 
     def observe(self, step: Step) -> None:
         """Times of a step all of whose rows were decoded ones."""
         if self.fixed is not None or step.requests == 0:
             return
+        self._unobserved = 0
         if step.rows == step.requests and not step.drafting:
             self._plain = self._step
         seconds = self.costs.observe(step)
@@ -167,16 +171,21 @@ class BlockLength:
         """Drop what is known of requests that have ended."""
         self.acceptance.forget(alive)
 
-    def plan(self, request_ids: Sequence[str], context: float) -> list[int]:
-        """Drafts for each request of the next step, `context` tokens in all before them. 0: no draft forward."""
+    def plan(self, request_ids: Sequence[str], context: float, requests: int | None = None) -> list[int]:
+        """Drafts for each of these requests in the next step. 0: no draft forward.
+
+        requests: that decode in it, those that can have no drafts beside these; `context` tokens before all of them.
+        """
         if self.fixed is not None:
             return [self.fixed] * len(request_ids)
         self._step += 1
         self.acceptance.advance()
+        self._unobserved += 1
         count = len(request_ids)
+        requests = max(requests or 0, count)
         if count == 0 or self.most == 0:
             return [0] * count
-        changed = self._load is None or self._load.differs(count, context)
+        changed = self._load is None or self._load.differs(requests, context)
         if changed:
             self.costs.changed()
             self._probe_at = min(self._probe_at, self._probed + 3)
@@ -192,7 +201,7 @@ class BlockLength:
             self._release(share)
             levels = self.acceptance.levels(request_ids)
             self._levels = dict(zip(request_ids, levels, strict=True))
-            load = Load(count, context, tuple(levels.count(level) for level in range(len(LEVELS))))
+            load = Load(requests, context, tuple(levels.count(level) for level in range(len(LEVELS))))
             self._load = load
             if self._needs_plain(load):
                 return [0] * count
@@ -224,8 +233,10 @@ class BlockLength:
         return self._value(self._load, self.lengths) / plain if plain > 0 else 1.0
 
     def _needs_plain(self, load: Load) -> bool:
-        """Whether plain decoding of this load is not measured yet."""
-        return not self.costs.target.is_settled(load.requests, load.requests, load.context)
+        """Whether plain decoding of this load is not measured yet, and will be."""
+        if self.costs.target.is_settled(load.requests, load.requests, load.context):
+            return False
+        return self._unobserved < UNOBSERVED or self.costs.plain(load) == 0
 
     def _decide(self, load: Load) -> None:
         self._decided = self._step
@@ -310,7 +321,7 @@ class BlockLength:
     def _value(self, load: Load, lengths: Sequence[int]) -> float:
         """Tokens a second of these lengths."""
         survival = self.acceptance.survival()
-        tokens, rows, drafting = 0.0, float(load.requests), 0
+        tokens, rows, drafting = float(load.requests - sum(load.members)), float(load.requests), 0
         for level, members in enumerate(load.members):
             length = lengths[level]
             tokens += members * (1 + sum(survival[level][:length])) * self.savings.kept_share[length]
@@ -319,15 +330,15 @@ class BlockLength:
         return tokens / max(self.costs.seconds(load, rows, drafting), 1e-9)
 
     def _probe(self, load: Load, count: int) -> list[int] | None:
-        """Drafts for some requests, once what has been put by pays for what they are expected to lose.
+        """Drafts for some of `count` requests, once what has been put by pays for what they are expected to lose.
 
         The time is taken at once, and what is accepted is given back: so good drafts pay for the next ones.
         """
         if self._step < self._probe_at:
             return None
         plain = self.costs.plain(self._load)
-        few = max(1, load.requests // PROBE_REQUESTS)
-        sizes = sorted({few, (few + load.requests) // 2, load.requests})
+        few = max(1, count // PROBE_REQUESTS)
+        sizes = sorted({few, (few + count) // 2, count})
         [survival] = self.acceptance.survival((0.0,))
         tries = [self._try(load, drafting, plain, survival) for drafting in sizes]
         if self.search.hopeful:

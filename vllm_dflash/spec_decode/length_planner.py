@@ -56,18 +56,15 @@ class LengthPlanner:
         if decoding and self.controller.fixed is None:
             self._steps[clock.step] = Step(0.0, rows, clock.requests, float(clock.context_tokens))
 
-    def plan(self, request_ids: Sequence[str], context: float) -> list[int]:
-        """Drafts for each of these requests, which hold `context` tokens in all. 0: none, and no draft forward.
-
-        They are drawn in the step at hand.
-        """
-        lengths = self.choose(request_ids, context)
+    def plan(self, request_ids: Sequence[str], context: float, requests: int | None = None) -> list[int]:
+        """Drafts for each of these requests, as in `BlockLength.plan`. They are drawn in the step at hand."""
+        lengths = self.choose(request_ids, context, requests)
         self.drafted(sum(1 for length in lengths if length))
         return lengths
 
-    def choose(self, request_ids: Sequence[str], context: float) -> list[int]:
+    def choose(self, request_ids: Sequence[str], context: float, requests: int | None = None) -> list[int]:
         """The same where they are drawn in a later step, which `drafted` is told of then."""
-        lengths = self.controller.plan(request_ids, context)
+        lengths = self.controller.plan(request_ids, context, requests)
         if self.agree is not None and self.controller.fixed is None:
             lengths = self.agree(lengths)
         return lengths

@@ -10,6 +10,8 @@ from vllm_dflash.spec_decode.pace import Pace
 
 # Samples from which on a cost tells about the machine's pace, and plain steps what drafting takes beside the draft.
 KNOWN, PLAIN_KNOWN = 8, 3
+# A draft that was never measured is taken for so much of a plain step.
+UNKNOWN = 0.5
 # What drafting takes beside is told by few steps: so many of them in a row may be pauses of the machine.
 MOST_PAUSES = 3
 
@@ -38,7 +40,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Load:
-    """requests that decode, `context` tokens before them in all. members: of them those at each level of acceptance."""
+    """requests that decode, `context` tokens before them in all. members: of them those at each level of acceptance,
+    without those that can have no drafts."""
 
     requests: int
     context: float
@@ -114,7 +117,8 @@ class StepCosts:
         seconds = self.target.seconds(rows, load.requests, load.context)
         if drafting:
             context = load.context * drafting / load.requests
-            seconds += self.draft.seconds(drafting * self.block, drafting, context)
+            draft = self.draft.seconds(drafting * self.block, drafting, context)
+            seconds += draft or UNKNOWN * self.plain(load)
             seconds += self._beside(drafting * self.block, load.requests, load.context)
         return seconds
 

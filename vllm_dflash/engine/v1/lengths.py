@@ -28,9 +28,9 @@ class StepLengths:
         if option == "auto" and worker.drafter.has_selector and not runner.use_async_scheduling:
             worker.cut = self.planner.cut
 
-    def cap(self, plan: DraftPlan, request_ids: Sequence[str], rows: int, prompts: bool) -> None:
-        """Cap the plan of a step by what pays. rows: of the target's forward in this step. prompts: whether any of them
-        belongs to a prompt."""
+    def cap(self, plan: DraftPlan, request_ids: Sequence[str], rows: int, prompts: int) -> None:
+        """Cap the plan of a step by what pays. rows: of the target's forward in this step. prompts: requests in the
+        midst of their prompt."""
         count = len(request_ids)
         verified, self.verified = self.verified, 0
         self.planner.begin(rows, not prompts and rows == count + verified)
@@ -39,8 +39,10 @@ class StepLengths:
         if not drafting:
             return
         ids = request_ids if len(drafting) == count else [request_ids[row] for row in drafting]
-        context = self.worker.clock.context_tokens * len(drafting) / count
-        lengths = self.planner.plan(ids, context)
+        # Those that can have no drafts decode beside the others, and cost as much.
+        decoding = count - prompts
+        context = self.worker.clock.context_tokens * decoding / count
+        lengths = self.planner.plan(ids, context, decoding)
         if not any(lengths):
             plan.skip_all("unprofitable")
             return

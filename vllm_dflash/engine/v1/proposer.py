@@ -296,7 +296,7 @@ class Proposer(DFlashProposer):
             plan.skip_all("fault")
         else:
             self.context.cap(plan, request_ids, bounds, self.limit, self.attention)
-        self.lengths.cap(plan, request_ids, target_rows, bool(self.batch.without_token))
+        self.lengths.cap(plan, request_ids, target_rows, len(self.batch.without_token))
         self.plan = plan
         return plan
 

@@ -70,14 +70,16 @@ class StepLengths:
         ids = [request_id for request_id, past in zip(batch.req_ids, sampled, strict=True) if past]
         if not self.worker.tally.enabled:
             return Lengths(0, dict.fromkeys(ids, 0))
-        lengths = self.planner.choose(ids, self.worker.clock.context_tokens * len(ids) / count)
+        draftable = [request_id for request_id in ids if request_id not in undraftable]
+        lengths = self.planner.choose(draftable, self.worker.clock.context_tokens * len(ids) / count, len(ids))
         controller = self.planner.controller
         if controller.fixed is not None:
             usual = controller.fixed
         else:
             # Nobody drafts in a step that measures plain decoding, and few do in one that tries drafts.
-            usual = controller.lengths[AVERAGE] if any(lengths) or not ids else 0
-        return Lengths(usual, dict(zip(ids, lengths, strict=True)), undraftable, restarts)
+            usual = controller.lengths[AVERAGE] if any(lengths) or not draftable else 0
+        by_request = dict.fromkeys(ids, 0) | dict(zip(draftable, lengths, strict=True))
+        return Lengths(usual, by_request, undraftable, restarts)
 
 
 def as_first_rank(lengths: Lengths, request_ids: Sequence[str]) -> Lengths:
