@@ -87,3 +87,14 @@ def test_the_message_of_a_bad_request_option() -> None:
 def test_a_draft_window_is_a_number_of_tokens(window) -> None:
     with pytest.raises(ValueError, match="draft_window"):
         server_options({"dflash": {"draft_window": window}})
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["[" * 100_000, '{"a":' * 50_000, "x" * 10_000, {"y" * 10_000: 1}, {"workload": "z" * 10_000}, {"\ud800": 2}],
+    ids=["deep list", "deep object", "long text", "long name", "long value", "no text"],
+)
+def test_what_is_refused_is_shown_in_short(given) -> None:
+    with pytest.raises(RequestOptionError) as refused:
+        request_options({"dflash": given})
+    assert len(str(refused.value)) < 800 and refused.value.field.startswith("dflash")

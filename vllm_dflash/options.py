@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 KEY = "dflash"
+# Characters of what was given that an error shows.
+SHOWN = 200
 
 
 class ServerOptions(BaseModel):
@@ -101,7 +103,8 @@ def request_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
             continue
         name = key.removeprefix(f"{KEY}.")
         if name in given and given[name] != value:
-            raise RequestOptionError(f"{key} is given twice, as {given[name]!r} and as {value!r}.", key, value)
+            twice = f"as {shown(given[name])} and as {shown(value)}"
+            raise RequestOptionError(f"{_cut(key)} is given twice, {twice}.", _cut(key), value)
         given[name], spelled[name] = value, key
     if not given:
         return NO_REQUEST_OPTIONS
@@ -109,10 +112,12 @@ def request_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
         return RequestOptions(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0])
-        field = spelled.get(name, f"{KEY}.{name}")
+        # A name that is no text (half of a surrogate pair) has no place.
+        name = str(first["loc"][0]) if first["loc"] else next(iter(given))
+        field = _cut(spelled.get(name, f"{KEY}.{name}"))
+        given_there = shown(given.get(name))
         raise RequestOptionError(
-            f"{field}: {first['msg']} (given: {given.get(name)!r}). Options of a request: {_names(RequestOptions)}.",
+            f"{field}: {first['msg']} (given: {given_there}). Options of a request: {_names(RequestOptions)}.",
             field,
             given.get(name),
         ) from None
@@ -123,15 +128,26 @@ def _object(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             parsed = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             parsed = None
     if not isinstance(parsed, dict):
         raise RequestOptionError(
-            f'{KEY}: must be an object such as {{"max_draft_tokens": 3}}, or that as a JSON string (given: {value!r}).',
+            f'{KEY}: must be an object such as {{"max_draft_tokens": 3}}, or that as a JSON string '
+            f"(given: {shown(value)}).",
             KEY,
             value,
         )
     return parsed
+
+
+def shown(value: Any) -> str:
+    """What was given, as an error shows it."""
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
 def _names(options: type[BaseModel]) -> str:

@@ -25,7 +25,7 @@ def test_never_far_from_the_better_of_plain_and_fixed(name):
 
 @pytest.mark.parametrize("name", names())
 def test_pauses_of_the_machine_are_not_what_a_load_costs(name):
-    """Two to sixteen times in a row five times as long: loads stood at 0.57 to 0.9 once, until the next of their kind."""
+    """Two to sixteen times in a row five times as long: loads stood at 0.57 to 0.9 once."""
     simulator = Simulator(table(name), drafts_of(name), 30, outliers=0.002, pauses=(2, 4, 8, 16))
     for load in [load for load in all_loads(30) if load.requests <= 8][:60]:
         outcome = simulator.run(load)

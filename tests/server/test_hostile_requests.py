@@ -189,6 +189,17 @@ def test_bad_options_are_refused_by_name(server, harmless, case, route):
         assert list(BAD_OPTIONS[case])[-1] in message
 
 
+@pytest.mark.parametrize(
+    "given",
+    ["[" * 100_000, '{"a":' * 50_000, "x" * 2_000_000, {"y" * 300_000: 1}, {"max_draft_tokens": "z" * 300_000}],
+    ids=["deep list", "deep object", "long text", "long name", "long value"],
+)
+def test_what_is_refused_is_shown_in_short(server, harmless, given):
+    answer = httpx.post(f"{server.url}/v1/completions", json=HARMLESS | {"vllm_xargs": {"dflash": given}}, timeout=60)
+    assert answer.status_code == 400, answer.text[:500]
+    assert "dflash" in answer.json()["error"]["message"] and len(answer.text) < 2000
+
+
 def test_a_number_beyond_any_integer_is_refused(server, harmless):
     """By vLLM itself, which names the parameter."""
     body = HARMLESS | {"vllm_xargs": {"dflash": {"max_draft_tokens": 10**30}}}

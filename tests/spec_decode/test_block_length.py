@@ -2,7 +2,6 @@
 """The controller, fed by hand."""
 
 import math
-
 import random
 
 import pytest
@@ -233,7 +232,7 @@ def test_what_a_request_costs_alone_is_not_what_it_costs_beside_others():
 
 
 def test_a_load_that_is_never_decoded_without_prompts_is_not_waited_for():
-    """A busy server where some prompt is always being read: such steps are not measured, and drafts pay all the same."""
+    """A busy server, where some prompt is always being read: such steps are not measured."""
     controller, names = BlockLength(7), [f"r{i}" for i in range(4)]
     for _ in range(50):
         controller.plan(["alone"], 500.0)

@@ -10,14 +10,14 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 
 from vllm_dflash.engine.hooks import is_ours
-from vllm_dflash.options import NO_REQUEST_OPTIONS, RequestOptionError, RequestOptions, request_options
+from vllm_dflash.options import NO_REQUEST_OPTIONS, RequestOptionError, RequestOptions, request_options, shown
 
 
 class BadRequest(VLLMValidationError, ValueError):
     """HTTP 400 that names the field, and a ValueError from `LLM.generate`."""
 
     def __init__(self, error: RequestOptionError) -> None:
-        VLLMValidationError.__init__(self, str(error), parameter=f"vllm_xargs.{error.field}", value=error.value)
+        VLLMValidationError.__init__(self, str(error), parameter=f"vllm_xargs.{error.field}", value=shown(error.value))
 
 
 def check(extra_args: Mapping[str, Any] | None) -> None:

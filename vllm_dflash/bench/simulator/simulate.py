@@ -48,8 +48,8 @@ class Outcome:
 class Simulator:
     """Runs a controller over loads, one after the other. noise: the standard deviation of a step's time, relative.
 
-    outliers: the share of times that are five times as long. pauses: how many in a row, one of these. drift: how far the machine's pace wanders within some
-    hundred steps, a standard deviation, relative.
+    outliers: the share of times that are five times as long. pauses: how many in a row, one of these. drift: how far
+    the machine's pace wanders within some hundred steps, a standard deviation, relative.
     """
 
     def __init__(

@@ -29,6 +29,7 @@ from vllm_dflash.engine.v1.pending import PendingContext
 from vllm_dflash.engine.v1.step_batch import StepBatch
 from vllm_dflash.engine.worker_metrics import wanted
 from vllm_dflash.spec_decode import Anchors, DraftPlan, FaultGuard, SpecDecodeWorker
+from vllm_dflash.spec_decode.faults import FORWARD, WRITING
 
 logger = init_logger(__name__)
 
@@ -76,7 +77,7 @@ class Proposer(DFlashProposer):
         # The runner stops drafting for the whole batch, and so leaves a hole in the draft KV, when one request nears
         # this length. Here each request has its own limit.
         self.draft_range = min(self.model.position_range, self.users_limit)
-        self.faults = FaultGuard(self.worker.tally)
+        self.faults = FaultGuard(self.worker.tally, lambda: self.worker.clock.step)
         self.worker.on_non_finite = self._non_finite
         self.model.on_failed_load = self.faults.failed_load
         self.model.on_new_weights = self.lengths.planner.controller.renewed
@@ -173,8 +174,9 @@ class Proposer(DFlashProposer):
             if written:
                 try:
                     self._inject(target_hidden_states, positions, cad, num_rejected_tokens_gpu, tables)
+                    self.faults.worked(WRITING)
                 except Exception as error:
-                    self.faults.exception("writing its context", error)
+                    self.faults.exception(WRITING, error)
                     self.context.missed(request_ids, cad, bounds)
                     written = False
             self._plan(request_ids, num_speculative_tokens, cad.num_actual_tokens, bounds if written else None)
@@ -204,7 +206,7 @@ class Proposer(DFlashProposer):
         try:
             block = self.worker.draft(anchors, self._block_forward(anchors, tables, cad, None if everyone else rows))
         except Exception as error:
-            self.faults.exception("its forward", error)
+            self.faults.exception(FORWARD, error)
             self.worker.tally.skip("fault", len(rows))
             return self._none(len(request_ids), num_speculative_tokens)
         drafts = block.token_ids
@@ -263,8 +265,9 @@ class Proposer(DFlashProposer):
             try:
                 with self.worker.clock.stage("inject", rows=pending.rows):
                     pending.write()
+                self.faults.worked(WRITING)
             except Exception as error:
-                self.faults.exception("writing its context", error)
+                self.faults.exception(WRITING, error)
                 self.context.missed_spans(pending.spans())
                 written = False
         pending.clear()

@@ -79,8 +79,8 @@ class SparseRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         """With penalties, masks, top-k, top-p, processors or logprobs: stock's processing, then our rejection.
 
-        The bonus row is drawn by the same noise as the others, so that a seeded request gives the same tokens whatever
-        its neighbours ask for.
+        The bonus row is drawn by the same noise as the others, so that a seeded request with as many drafts gives the
+        same tokens whatever its neighbours ask for.
         """
         assert self.proposer is not None
         keep_raw = sampling_metadata.max_num_logprobs is not None and not self.is_processed_logprobs_mode

@@ -30,6 +30,7 @@ from vllm_dflash.engine.v2.lengths import Lengths, NextDrafts, StepLengths, as_f
 from vllm_dflash.engine.v2.loading import load_drafter
 from vllm_dflash.engine.v2.steps import DraftStages
 from vllm_dflash.spec_decode import Anchors, DraftSlots, FaultGuard, SpecDecodeWorker
+from vllm_dflash.spec_decode.faults import FORWARD, WRITING
 
 # What a DFlash (v1) drafter keeps a slot when its drafts are sampled, or their confidence is asked for.
 CANDIDATES_WITHOUT_SELECTOR = 16
@@ -125,7 +126,7 @@ class Speculator(DFlashSpeculator):
         )
         self.stages = DraftStages(self.worker.clock)
         self.lengths = StepLengths(self.worker, self.vllm_config)
-        self.faults = FaultGuard(self.worker.tally)
+        self.faults = FaultGuard(self.worker.tally, lambda: self.worker.clock.step)
         self.worker.on_non_finite = self._non_finite
         model.on_failed_load = self.faults.failed_load
         model.on_new_weights = self.lengths.planner.controller.renewed
@@ -178,12 +179,13 @@ class Speculator(DFlashSpeculator):
             drafts = super().propose(input_batch, *args, **kwargs)
         except Exception as error:
             self.stages.abandon()
-            self.faults.exception("its forward" if self.written else "writing its context", error)
+            self.faults.exception(FORWARD if self.written else WRITING, error)
             if not self.written:
                 self.context.missed(input_batch)
             self.worker.tally.skip("fault", sum(length > 0 for length in lengths))
             return self._withdraw(input_batch)
         self.stages.end(drafted=not self.goes_without)
+        self.faults.worked(WRITING)
         if self.goes_without or not enabled:
             return self._withdraw(input_batch)
         if self.worker.clock.paused:
