@@ -14,10 +14,9 @@ TRIES = 3
 # After that time they are tried so where they are so little short of paying, and should the text be one standard
 # deviation better pay by so much.
 CLOSE, GAIN = 0.06, 0.03
-# At any time probes may lose this share of what drafts would gain, beyond LITTLE, were the text BETTER standard
-# deviations better: bad luck with few blocks is found out the sooner the more there is to gain, and where much is known
-# nothing is tried.
-STAKE, LITTLE, BETTER = 0.15, 0.05, 2.0
+# At any time probes may lose this share of what drafts would gain were the text so many standard deviations better:
+# bad luck with few blocks is found out the sooner the more there is to gain, and where much is known nothing is tried.
+STAKE, BETTER = 0.1, 2.0
 # Share of all time that may be lost so, put by up to so many steps of plain decoding: over the square of the requests,
 # and more for any number. The more requests, the more a step of tries tells, and the likelier the next are like these.
 COST, RESERVE = (0.045, 0.003), (60.0, 1.0)
@@ -47,7 +46,7 @@ class Search:
         """Whether to go on. short: the share by which drafts fail to pay. deviation: how far off text may be, log-odds.
         gain: of text better by so many log-odds, the share by which drafts pay more than plain decoding.
         """
-        self.stake = STAKE * max(gain(BETTER * deviation) - LITTLE, 0.0)
+        self.stake = STAKE * max(gain(BETTER * deviation), 0.0)
         funded = self.allowance(step, requests) > 0
         new = funded and step - self._began < STEPS
         self.hopeful = new and gain(PLAUSIBLE * deviation) > 0
