@@ -167,7 +167,7 @@ def script_lengths(llm: Any, pattern: list[int]) -> None:
     controller = drafter(llm).lengths.planner.controller
     steps = iter(range(1 << 60))
 
-    def plan(request_ids: list[str], context: float) -> list[int]:
+    def plan(request_ids: list[str], context: float, requests: int | None = None) -> list[int]:
         step = next(steps)
         return [pattern[(step + i) % len(pattern)] for i in range(len(request_ids))]
 

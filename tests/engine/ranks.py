@@ -107,7 +107,7 @@ def script_lengths(worker: Any, patterns: Sequence[Sequence[int]]) -> None:
     """By rank, what its controller finds best for the i-th request of its n-th step: pattern[n + i]."""
     pattern, planned = patterns[worker.rank % len(patterns)], iter(range(1 << 60))
 
-    def plan(request_ids: Sequence[str], context: float) -> list[int]:
+    def plan(request_ids: Sequence[str], context: float, requests: int | None = None) -> list[int]:
         step = next(planned)
         return [pattern[(step + i) % len(pattern)] for i in range(len(request_ids))]
 

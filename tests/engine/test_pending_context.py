@@ -33,7 +33,7 @@ def draft_from_now_on(llm, drafts: int, every: int = 1) -> None:
     """Runs in the engine's process: so many drafts for everybody, in one step of `every`."""
     steps = iter(range(1 << 60))
 
-    def plan(request_ids: list[str], context: float) -> list[int]:
+    def plan(request_ids: list[str], context: float, requests: int | None = None) -> list[int]:
         return [drafts if next(steps) % every == every - 1 else 0] * len(request_ids)
 
     drafter(llm).lengths.planner.controller.plan = plan
