@@ -6,13 +6,15 @@ from __future__ import annotations
 import math
 from statistics import median_low
 
+from vllm_dflash.spec_decode.measured_cost import LASTING
+
 # The share of a deviation by which the pace moves, and the deviation (log) by which it moves as a whole.
 SHARE, JUMP = 0.1, 0.15
 # The share of it that is forgotten a step. A load that grows dearer while it lasts looks like a slower machine, and the
 # next one of its kind corrects its record alone: each time the two would part further.
 FORGOTTEN = 0.004
-# Steps that are off by more (log) are a pause of the machine or its end, up to so many in a row.
-PAUSE, LASTING = 0.6, 24
+# Steps that are off by more (log) are a pause of the machine or its end, up to LASTING in a row.
+PAUSE = 0.6
 
 
 class Pace:
@@ -33,10 +35,11 @@ class Pace:
     def observe(self, ratio: float) -> None:
         """A step whose cost is well known took `ratio` times what was recorded."""
         self._log *= 1 - FORGOTTEN
-        self._pauses = self._pauses + 1 if abs(math.log(ratio) - self._log) > PAUSE else 0
+        now = math.log(ratio) - self._log
+        self._pauses = self._pauses + 1 if abs(now) > PAUSE else 0
         if 0 < self._pauses <= LASTING:
             return
-        self._ratios = (*self._ratios[-2:], math.log(ratio) - self._log)
+        self._ratios = (*self._ratios[-2:], now)
         off = median_low(self._ratios)
         # Three steps in a row that are off by so much are no noise.
         if len(self._ratios) == 3 and (min(self._ratios) > JUMP or max(self._ratios) < -JUMP):
